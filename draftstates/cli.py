@@ -1,0 +1,16 @@
+"""What every command in `scripts/` shares: one way to report a user's error."""
+
+import sys
+from collections.abc import Callable
+
+from draftstates.errors import UserError
+
+
+def run(main: Callable[[], None]) -> None:
+    """Call `main`; a `UserError` becomes one line on stderr and exit status 1, never a traceback."""
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

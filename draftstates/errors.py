@@ -1,0 +1,5 @@
+"""The one error type that speaks to users."""
+
+
+class UserError(Exception):
+    """Something the user can mend; the message names the file, row or sample, what was expected and what was found."""

@@ -1,0 +1,287 @@
+"""The shard file: a safetensors file laid out before capture, filled in place at each sample's row offset.
+
+| tensor               | dtype, shape              |
+| -------------------- | ------------------------- |
+| `offsets`            | int64 [S+1]               | rows of sample i are offsets[i]:offsets[i+1]
+| `hidden_states`      | stored dtype [T, K, H]    | r_k in ascending k
+| `final_hidden_state` | stored dtype [T, H]       | post- or pre-norm, as `final_norm` says
+| `input_ids`          | int32 [T]                 |
+| `loss_mask`          | uint8 [T]                 | 1 = a target to learn
+
+This module alone knows the layout; any safetensors reader opens the result.
+"""
+
+import dataclasses
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+import xxhash
+
+from draftstates.errors import UserError
+
+FORMAT = "draftstates.shard"
+FORMAT_VERSION = 1
+STORED_DTYPES = {"bfloat16": ("BF16", torch.bfloat16), "float16": ("F16", torch.float16), "float32": ("F32", torch.float32)}
+FINAL_NORMS = ("post_norm", "pre_norm")
+_HEADER_ALIGNMENT = 4096  # the first row starts on a page, so that aligned writes stay aligned
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CaptureSpec:
+    """What decides the numbers in a shard. Its `key` is the capture key; outputs live below it.
+
+    `model` is a name for people; `model_digest` is the content (see `draftstates.model.digest`) and alone enters the key.
+    """
+
+    model: str
+    model_digest: str
+    compute_dtype: str
+    quantization: str | None
+    stored_dtype: str
+    num_layers: int
+    hidden_size: int
+    residual_layers: tuple[int, ...]
+    final_norm: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "residual_layers", tuple(self.residual_layers))
+        layers = self.residual_layers
+        if list(layers) != sorted(set(layers)) or not layers:
+            raise UserError(f"residual_layers must be ascending and distinct, found {list(layers)}")
+        if layers[0] < 0 or layers[-1] > self.num_layers:
+            raise UserError(f"residual_layers must lie in 0..{self.num_layers} for {self.model}, found {list(layers)}")
+        if self.stored_dtype not in STORED_DTYPES:
+            raise UserError(f"stored_dtype must be one of {sorted(STORED_DTYPES)}, found {self.stored_dtype!r}")
+        if self.final_norm not in FINAL_NORMS:
+            raise UserError(f"final_norm must be one of {list(FINAL_NORMS)}, found {self.final_norm!r}")
+
+    @cached_property
+    def key(self) -> str:
+        """The capture key, 64 hex digits."""
+        fields = {name: value for name, value in dataclasses.asdict(self).items() if name != "model"}
+        return hashlib.sha256(json.dumps({**fields, "format_version": FORMAT_VERSION}, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def run_name(self) -> str:
+        """Folder of this capture's outputs below `results/`."""
+        return f"{self.model}-{self.key[:8]}"
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of states that one token takes: K aux layers and the final state."""
+        return (len(self.residual_layers) + 1) * self.final_row_bytes
+
+    @property
+    def final_row_bytes(self) -> int:
+        return self.hidden_size * self.torch_dtype.itemsize
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return STORED_DTYPES[self.stored_dtype][1]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShardHeader:
+    """A shard's metadata and where its tensors lie in the file (absolute byte offsets)."""
+
+    metadata: dict[str, str]
+    tensors: dict[str, tuple[str, tuple[int, ...], int, int]]  # name -> dtype, shape, first byte, end byte
+    size: int  # bytes that the whole file must have
+
+    @property
+    def rows(self) -> int:
+        return self.tensors["final_hidden_state"][1][0]
+
+    @property
+    def residual_layers(self) -> tuple[int, ...]:
+        return tuple(json.loads(self.metadata["residual_layers"]))
+
+    @property
+    def sample_ids(self) -> list[str]:
+        return json.loads(self.metadata["sample_ids"])
+
+    def states(self) -> dict[str, tuple[int, int]]:
+        """First byte and bytes per row of the two tensors that the server fills."""
+        found = {}
+        for name in ("hidden_states", "final_hidden_state"):
+            _, shape, begin, end = self.tensors[name]
+            found[name] = (begin, (end - begin) // shape[0])
+        return found
+
+
+def shard_bytes(*, spec: CaptureSpec, samples: int, tokens: int) -> int:
+    """Bytes of a shard file, without its header (the header takes 4 KiB and some 40 bytes a sample)."""
+    return tokens * (spec.row_bytes + 5) + (samples + 1) * 8
+
+
+def create(
+    path: Path,
+    *,
+    spec: CaptureSpec,
+    shard_id: str,
+    sample_ids: Sequence[str],
+    lengths: Sequence[int],
+    input_ids: np.ndarray,
+    loss_mask: np.ndarray,
+) -> ShardHeader:
+    """Lay out a shard: write header and tokens, reserve the bytes of the states on the disk.
+
+    Args:
+        lengths: tokens of each sample, S numbers that sum to T.
+        input_ids: int [T]; loss_mask: 0 or 1 [T].
+
+    Raises:
+        UserError: the disk has no room; nothing is left behind.
+    """
+    rows = int(sum(lengths))
+    if rows != len(input_ids) or rows != len(loss_mask) or len(lengths) != len(sample_ids):
+        raise ValueError(f"{len(sample_ids)} samples of {rows} tokens, but {len(input_ids)} ids and {len(loss_mask)} mask values")
+    offsets = np.concatenate([[0], np.cumsum(np.asarray(lengths, dtype=np.int64))]).astype("<i8")
+    name, itemsize = STORED_DTYPES[spec.stored_dtype][0], spec.torch_dtype.itemsize
+    layers, hidden = len(spec.residual_layers), spec.hidden_size
+    shapes = {
+        "offsets": ("I64", [len(offsets)], 8),
+        "hidden_states": (name, [rows, layers, hidden], itemsize),
+        "final_hidden_state": (name, [rows, hidden], itemsize),
+        "input_ids": ("I32", [rows], 4),
+        "loss_mask": ("U8", [rows], 1),
+    }
+    entries: dict[str, object] = {"__metadata__": _metadata(spec, shard_id, sample_ids)}
+    at = 0
+    for tensor, (dtype, shape, size) in shapes.items():
+        end = at + int(np.prod(shape)) * size
+        entries[tensor] = {"dtype": dtype, "shape": shape, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % _HEADER_ALIGNMENT)
+    _write_layout(path, len(text).to_bytes(8, "little") + text, at)
+    header = read_header(path)
+    with open(path, "r+b") as file:
+        for tensor, values in (("offsets", offsets), ("input_ids", input_ids), ("loss_mask", loss_mask)):
+            file.seek(header.tensors[tensor][2])
+            file.write(np.ascontiguousarray(values, dtype={"offsets": "<i8", "input_ids": "<i4", "loss_mask": np.uint8}[tensor]).data)
+    return header
+
+
+def _metadata(spec: CaptureSpec, shard_id: str, sample_ids: Sequence[str]) -> dict[str, str]:
+    return {
+        "format": FORMAT,
+        "format_version": str(FORMAT_VERSION),
+        "residual_layers": json.dumps(list(spec.residual_layers)),
+        "final_norm": spec.final_norm,
+        "model": spec.model,
+        "capture_key": spec.key,
+        "shard_id": shard_id,
+        "sample_ids": json.dumps(list(sample_ids)),
+    }
+
+
+def _write_layout(path: Path, header: bytes, data_bytes: int) -> None:
+    with open(path, "wb") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, len(header) + data_bytes)
+            file.write(header)
+        except OSError as error:
+            path.unlink()
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise UserError(f"{path}: no room for {len(header) + data_bytes:,} bytes: {error.strerror}") from error
+            raise
+
+
+def read_header(path: Path) -> ShardHeader:
+    """Read and check a shard's header.
+
+    Raises:
+        UserError: not a safetensors file, not a shard of this format, or a size other than its header says.
+    """
+    with open(path, "rb") as file:
+        prefix = file.read(8)
+        length = int.from_bytes(prefix, "little")
+        size = os.fstat(file.fileno()).st_size
+        if len(prefix) < 8 or length > size:
+            raise UserError(f"{path}: not a safetensors file: {size} bytes, header length {length}")
+        text = file.read(length)
+    try:
+        entries = json.loads(text)
+        metadata = entries.pop("__metadata__")
+        if metadata["format"] != FORMAT or metadata["format_version"] != str(FORMAT_VERSION):
+            raise UserError(f"{path}: expected {FORMAT} version {FORMAT_VERSION}, found {metadata['format']} {metadata['format_version']}")
+        start = 8 + length
+        tensors = {
+            name: (e["dtype"], tuple(e["shape"]), start + e["data_offsets"][0], start + e["data_offsets"][1]) for name, e in entries.items()
+        }
+        header = ShardHeader(metadata=metadata, tensors=tensors, size=max(end for *_, end in tensors.values()))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: its header is not that of a shard: {type(error).__name__}: {error}") from error
+    if size != header.size:
+        raise UserError(f"{path}: cut short or overlong: its header says {header.size} bytes, the file has {size}")
+    return header
+
+
+class Shard:
+    """A shard opened for reading through a memory map: nothing is read until it is touched."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.header = read_header(self.path)
+        self._bytes = np.memmap(self.path, dtype=np.uint8, mode="r")
+        self.offsets = self._array("offsets", "<i8")
+        self.input_ids = self._array("input_ids", "<i4")
+        self.loss_mask = self._array("loss_mask", np.uint8)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def _array(self, name: str, dtype: object) -> np.ndarray:
+        _, shape, begin, end = self.header.tensors[name]
+        return self._bytes[begin:end].view(dtype).reshape(shape)
+
+    def states(self, name: str, first: int, end: int) -> torch.Tensor:
+        """Rows first:end of `hidden_states` [n, K, H] or `final_hidden_state` [n, H], a read-only view of the file."""
+        dtype, shape, begin, stop = self.header.tensors[name]
+        width = (stop - begin) // shape[0]
+        torch_dtype = next(t for code, t in STORED_DTYPES.values() if code == dtype)
+        flat = np.asarray(self._bytes[begin + first * width : begin + end * width])
+        return _as_tensor(flat, torch_dtype).reshape(end - first, *shape[1:])
+
+    def rows(self, index: int) -> tuple[int, int]:
+        """First row and end row of sample `index`."""
+        return int(self.offsets[index]), int(self.offsets[index + 1])
+
+    def sample(self, index: int) -> dict[str, torch.Tensor]:
+        """Sample `index`: input_ids int32 [n], loss_mask uint8 [n], hidden_states [n, K, H], final_hidden_state [n, H]."""
+        first, end = self.rows(index)
+        return {
+            "input_ids": torch.from_numpy(self.input_ids[first:end].copy()),
+            "loss_mask": torch.from_numpy(self.loss_mask[first:end].copy()),
+            "hidden_states": self.states("hidden_states", first, end),
+            "final_hidden_state": self.states("final_hidden_state", first, end),
+        }
+
+    def checksum(self, index: int) -> str:
+        """Checksum of sample `index` as it lies on the disk (see `sample_checksum`)."""
+        first, end = self.rows(index)
+        parts = []
+        for name, (begin, width) in self.header.states().items():
+            parts.append(self._bytes[begin + first * width : begin + end * width])
+        return sample_checksum(*parts)
+
+
+def _as_tensor(flat: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    import warnings
+
+    with warnings.catch_warnings():  # the map is read-only on purpose; torch warns that it cannot say so
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(flat).view(dtype)
+
+
+def sample_checksum(hidden: object, final: object) -> str:
+    """32 hex digits: XXH3-64 of the sample's `hidden_states` bytes, then of its `final_hidden_state` bytes."""
+    return xxhash.xxh3_64_hexdigest(hidden) + xxhash.xxh3_64_hexdigest(final)
