@@ -1,0 +1,31 @@
+"""Which samples are captured once more as a prefix, and how long the prefix is: a keyed choice, the same on every machine."""
+
+import math
+from collections.abc import Sequence
+
+from draftstates.ids import keyed_fraction
+
+
+def choose_probes(
+    sample_ids: Sequence[str], lengths: Sequence[int], *, shard_id: str, fraction: float, minimum: int
+) -> list[tuple[int, int]]:
+    """Choose a shard's prefix recaptures.
+
+    Args:
+        sample_ids: S names, in the shard's order; lengths: their tokens.
+        shard_id: keys the choice, so that another shard with the same samples probes others.
+        fraction: share of the samples to probe, 0 to 1, rounded up; minimum: at least so many, as far as there are samples.
+
+    Returns:
+        Pairs (position in the shard, rows of the prefix), ascending by position; 1 <= rows <= length of that sample. The rows are
+        log-uniform: short and long prefixes are equally tried, at a cost of n / ln(n) tokens rather than n / 2.
+    """
+    count = min(len(sample_ids), max(minimum, math.ceil(fraction * len(sample_ids))))
+    draws = [keyed_fraction(name, key=f"probe:{shard_id}:{position}") for position, name in enumerate(sample_ids)]
+    chosen = sorted(sorted(range(len(draws)), key=draws.__getitem__)[:count])
+    return [(position, _prefix_rows(sample_ids[position], lengths[position], shard_id)) for position in chosen]
+
+
+def _prefix_rows(name: str, length: int, shard_id: str) -> int:
+    draw = keyed_fraction(name, key=f"prefix:{shard_id}")
+    return min(length, int(math.exp(draw * math.log(length + 1))))
