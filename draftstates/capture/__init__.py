@@ -1,0 +1,1 @@
+"""The SGLang plug-in: the only part that imports SGLang."""

@@ -1,0 +1,112 @@
+"""The files that rows go into: laid out by the client, opened and filled by the server, synced when every row is in."""
+
+import ctypes
+import os
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from draftstates import shards, wire
+from draftstates.capture.settings import CaptureSettings
+from draftstates.errors import UserError
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_START_WRITE_BACK = 2  # SYNC_FILE_RANGE_WRITE: ask for it, do not wait
+_MOST_OPEN = 256
+
+
+class DestinationFile:
+    """One shard under construction.
+
+    Attributes:
+        states: first byte and bytes per row of `hidden_states` and `final_hidden_state`.
+    """
+
+    def __init__(self, path: Path, settings: CaptureSettings) -> None:
+        header = shards.read_header(path)
+        _compare(path, header, settings)
+        self.states = header.states()
+        self.rows = header.rows
+        self._fd = os.open(path, os.O_WRONLY)
+        self._receipts = os.open(wire.receipts_path(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._done: dict[int, int] = {}
+        self._sealed = False
+        self._lock = threading.Lock()
+        weakref.finalize(self, _close, self._fd, self._receipts)
+
+    def write(self, tensor: str, row: int, data: memoryview) -> None:
+        """Put rows at their place and ask the kernel to start writing them back at once."""
+        if self._sealed:
+            # the client may have given the file its final name; an abandoned attempt must not touch it
+            raise RuntimeError("every row of this shard was captured and synced before")
+        begin, width = self.states[tensor]
+        start = at = begin + row * width
+        end = at + len(data)
+        while at < end:
+            at += os.pwrite(self._fd, data[at - start :], at)
+        _LIBC.sync_file_range(self._fd, ctypes.c_int64(start), ctypes.c_int64(end - start), _START_WRITE_BACK)
+
+    def finish_sample(self, first_row: int, receipt: wire.Receipt) -> bool:
+        """Append a sample's receipt; True when with it every row of the shard has been written."""
+        with self._lock:
+            self._done[first_row] = receipt.rows
+            os.write(self._receipts, receipt.line())
+            self._sealed = self._sealed or sum(self._done.values()) == self.rows
+            return self._sealed
+
+    def sync(self) -> None:
+        """Bring the data to the disk, then say so."""
+        os.fdatasync(self._fd)
+        os.write(self._receipts, wire.synced_line(self.rows))
+
+
+class Destinations:
+    """Opens each destination once, only below the root, only if it is laid out for what this server captures."""
+
+    def __init__(self, settings: CaptureSettings) -> None:
+        self._settings = settings
+        self._open: dict[str, DestinationFile] = {}
+        self._syncer = ThreadPoolExecutor(2, thread_name_prefix="draftstates-sync")
+
+    def open(self, file: str) -> DestinationFile:
+        """The open destination of a request.
+
+        Raises:
+            UserError: outside the root, not there, or laid out for another capture.
+        """
+        if file not in self._open:
+            path = (self._settings.root / file).resolve()
+            if not path.is_relative_to(self._settings.root):
+                raise UserError(f"{file} lies outside {self._settings.root}, the folder that this server was started with")
+            if not path.exists():
+                raise UserError(f"the server sees no {path}; its root is {self._settings.root}")
+            self._open[file] = DestinationFile(path, self._settings)
+            while len(self._open) > _MOST_OPEN:
+                # oldest first; it stays open for writers that hold it and closes with the last of them
+                self._open.pop(next(iter(self._open)))
+        return self._open[file]
+
+    def sync_later(self, destination: DestinationFile) -> None:
+        self._syncer.submit(destination.sync)
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _compare(path: Path, header: shards.ShardHeader, settings: CaptureSettings) -> None:
+    expected = {
+        "residual_layers": settings.residual_layers,
+        "final_norm": settings.final_norm,
+        "stored dtype": shards.STORED_DTYPES[settings.stored_dtype][0],
+    }
+    found = {
+        "residual_layers": header.residual_layers,
+        "final_norm": header.metadata["final_norm"],
+        "stored dtype": header.tensors["hidden_states"][0],
+    }
+    for name, value in expected.items():
+        if found[name] != value:
+            raise UserError(f"{path}: laid out for {name} {found[name]}, but this server captures {value}")

@@ -1,0 +1,70 @@
+"""Entry point of the SGLang plug-in: checks every seam that capture rests on, then hooks two of them.
+
+SGLang logs an exception in a plug-in and starts without it. A server that captures nothing must not start, so a seam
+that is not where it was ends the process instead (`SystemExit` is not caught there).
+"""
+
+import inspect
+import pkgutil
+import sys
+
+from draftstates.capture.settings import CaptureSettings
+
+LOAD_MODEL = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
+LOGITS = "sglang.srt.layers.logits_processor.LogitsProcessor.forward"
+FORWARD_BATCH = "sglang.srt.model_executor.forward_batch_info.ForwardBatch"
+LOGITS_OUTPUT = "sglang.srt.layers.logits_processor.LogitsProcessorOutput"
+PARALLEL = "sglang.srt.runtime_context.get_parallel"
+LOGITS_PARAMETERS = ("input_ids", "hidden_states", "lm_head", "logits_metadata", "aux_hidden_states")
+FORWARD_BATCH_FIELDS = ("rids", "extend_prefix_lens_cpu", "extend_seq_lens_cpu", "input_ids", "forward_mode")
+
+
+def register() -> None:
+    """Called by SGLang in each of its processes. Inert unless the server was started for capture."""
+    settings = CaptureSettings.from_environment()
+    if settings is None:
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    check_seams()
+    from draftstates.capture import mla_cpu
+    from draftstates.capture.recorder import Recorder
+
+    recorder = Recorder(settings)
+    HookRegistry.register(LOAD_MODEL, recorder.after_load_model, HookType.AFTER)
+    HookRegistry.register(LOGITS, recorder.after_logits, HookType.AFTER)
+    mla_cpu.register()
+
+
+def check_seams() -> None:
+    """Make sure that SGLang still has what capture reads and hooks.
+
+    Raises:
+        SystemExit: naming the seam that has moved.
+    """
+    resolve(LOAD_MODEL)
+    resolve(PARALLEL)
+    require(LOGITS, found=list(inspect.signature(resolve(LOGITS)).parameters), needed=LOGITS_PARAMETERS)
+    require(FORWARD_BATCH, found=list(resolve(FORWARD_BATCH).__dataclass_fields__), needed=FORWARD_BATCH_FIELDS)
+    require(LOGITS_OUTPUT, found=list(resolve(LOGITS_OUTPUT).__dataclass_fields__), needed=("customized_info",))
+
+
+def resolve(name: str) -> object:
+    try:
+        return pkgutil.resolve_name(name)
+    except (ImportError, AttributeError) as error:
+        refuse(f"{name} is not there ({error})")
+
+
+def require(seam: str, *, found: list[str], needed: tuple[str, ...]) -> None:
+    missing = [name for name in needed if name not in found]
+    if missing:
+        refuse(f"{seam} has no {', '.join(missing)}; it has {', '.join(found)}")
+
+
+def refuse(what: str) -> None:
+    import sglang
+
+    message = f"draftstates: cannot capture with sglang {sglang.__version__}: {what}"
+    print(message, file=sys.stderr, flush=True)
+    raise SystemExit(message)

@@ -1,0 +1,184 @@
+"""The two hooks: after the model is loaded, and after each forward pass's logits.
+
+The second one runs on the scheduler's thread while the GPU works. It only queues copies on a side stream and hands the rest
+to the writer threads.
+"""
+
+import json
+import sys
+
+import torch
+
+from draftstates import __version__, shards, wire
+from draftstates.capture import taps
+from draftstates.capture.blocks import BlockPool
+from draftstates.capture.files import DestinationFile, Destinations
+from draftstates.capture.settings import CaptureSettings
+from draftstates.capture.writer import Job, Writers
+from draftstates.errors import UserError
+from draftstates.wire import Destination
+
+_IDS_BYTES = 4
+
+
+class Recorder:
+    """Captures the rows of requests whose id names a destination."""
+
+    def __init__(self, settings: CaptureSettings) -> None:
+        self._settings = settings
+        self._dtype = shards.STORED_DTYPES[settings.stored_dtype][1]
+        self._taps: taps.Taps | None = None
+        self._writers: Writers | None = None
+
+    def after_load_model(self, result: object, runner: object, *args: object, **kwargs: object) -> None:
+        """Ask the model for its residual stream; on the rank that writes, make blocks and threads."""
+        if getattr(runner, "is_draft_worker", False):
+            return
+        from sglang.srt.runtime_context import get_parallel
+
+        parallel = get_parallel()
+        if parallel.pp_size > 1:
+            raise SystemExit("draftstates: pipeline parallel servers cannot be captured; use tensor or data parallel")
+        settings = self._settings
+        self._taps = taps.install(runner.model, layers=settings.residual_layers, final_norm=settings.final_norm)
+        if parallel.attn_tp_rank != 0:
+            return
+        self._stream = torch.cuda.Stream() if torch.cuda.is_available() and runner.device == "cuda" else None
+        self._destinations = Destinations(settings)
+        self._writers = Writers(self._destinations, threads=settings.writers)
+        self._pool = BlockPool(total_bytes=settings.queue_bytes, block_bytes=settings.block_bytes, pinned=self._stream is not None)
+        print(f"draftstates {__version__}: captures r_k for k in {list(settings.residual_layers)} below {settings.root}", file=sys.stderr)
+
+    def after_logits(
+        self,
+        result: object,
+        processor: object,
+        input_ids: torch.Tensor,
+        hidden_states: torch.Tensor,
+        lm_head: object,
+        logits_metadata: object,
+        aux_hidden_states: object = None,
+        *args: object,
+        **kwargs: object,
+    ) -> object:
+        """Capture what this forward pass computed for requests of ours; answer each of them in `customized_info`."""
+        batch = logits_metadata
+        read = self._taps.take() if self._taps else {}
+        if self._writers is None or not getattr(batch, "rids", None) or not batch.forward_mode.is_extend():
+            return result
+        destinations = [wire.parse_rid(rid) for rid in batch.rids]
+        if not any(destinations):
+            return result
+        states = self._states(hidden_states, aux_hidden_states, read)
+        answers = self._record(batch, destinations, states)
+        if taps.is_probe(batch):
+            self._compare(batch, destinations, states, read, answers)
+        info = dict(result.customized_info or {})
+        info[wire.ANSWER_KEY] = [json.dumps(answer) for answer in answers]
+        result.customized_info = info
+        return result
+
+    def _states(self, final: torch.Tensor, aux: object, read: dict[int, torch.Tensor]) -> dict[object, torch.Tensor]:
+        """Each r_k by k, and the final state under "final", [tokens, H]."""
+        inner = [k for k in self._settings.residual_layers if 0 < k < self._taps.num_layers]
+        if isinstance(aux, torch.Tensor):
+            aux = aux.split(final.shape[-1], dim=-1)
+        aux = list(aux or [])
+        if len(aux) != len(inner):
+            raise RuntimeError(f"draftstates: the model handed over {len(aux)} residual layers, {len(inner)} were asked for")
+        states: dict[object, torch.Tensor] = dict(zip(inner, aux, strict=True))
+        for k in self._settings.residual_layers:
+            states.setdefault(k, read.get(k))
+        states["final"] = read[self._taps.num_layers] if self._settings.final_norm == "pre_norm" else final
+        return states
+
+    def _record(self, batch: object, destinations: list[Destination | None], states: dict) -> list[dict]:
+        """Queue every row of ours; one answer a request."""
+        answers: list[dict] = []
+        segments: list[tuple[Destination, DestinationFile, int, int, int]] = []
+        at = 0
+        for destination, start, length in zip(destinations, batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu, strict=False):
+            answer: dict = {"plugin": __version__} if destination else {}
+            # a decode step in a mixed batch lies past the sample's end and is left alone
+            if destination and start + length <= destination.rows:
+                try:
+                    segments.append((destination, self._destinations.open(destination.file), at, start, length))
+                except (UserError, OSError) as error:
+                    answer["error"] = str(error)
+            answers.append(answer)
+            at += length
+        self._copy(segments, states, batch.input_ids, rows=at)
+        return answers
+
+    def _copy(self, segments: list, states: dict, ids: torch.Tensor, *, rows: int) -> None:
+        """Copy rows to host blocks, block by block, and give each segment's part to the writers."""
+        layers = [states[k] for k in self._settings.residual_layers]
+        final = states["final"]
+        width = final.shape[-1] * self._dtype.itemsize
+        row_bytes = width * (len(layers) + 1) + _IDS_BYTES
+        step = self._settings.block_bytes // row_bytes
+        if step == 0:
+            raise RuntimeError(f"draftstates: block_bytes {self._settings.block_bytes} is less than one row of {row_bytes} bytes")
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream())
+        for begin in range(0, rows if segments else 0, step):
+            end = min(begin + step, rows)
+            inside = [s for s in segments if s[2] < end and s[2] + s[4] > begin]
+            if not inside:
+                continue
+            block = self._pool.take()
+            block.hold(len(inside))
+            count = end - begin
+            hidden = block.memory[: count * width * len(layers)]
+            last = block.memory[hidden.numel() : hidden.numel() + count * width]
+            tail = block.memory[hidden.numel() + last.numel() :][: count * _IDS_BYTES]
+            ready = self._fill((hidden, last, tail), layers, final, ids, begin, end)
+            for destination, file, at, start, length in inside:
+                first, stop = max(at, begin), min(at + length, end)
+                a, b = first - begin, stop - begin
+                self._writers.put(
+                    Job(
+                        destination=destination,
+                        file=file,
+                        start=start + first - at,
+                        rows=stop - first,
+                        chunk_start=first == at,
+                        hidden=hidden[a * width * len(layers) : b * width * len(layers)],
+                        final=last[a * width : b * width],
+                        ids=tail[a * _IDS_BYTES : b * _IDS_BYTES],
+                        block=block,
+                        ready=ready,
+                    )
+                )
+
+    def _fill(self, host: tuple, layers: list, final: torch.Tensor, ids: torch.Tensor, begin: int, end: int) -> torch.cuda.Event | None:
+        """Fill one block's three parts with rows begin:end; on a GPU by way of the side stream."""
+        shape = (end - begin, len(layers), final.shape[-1])
+        hidden, last = host[0].view(self._dtype).view(shape), host[1].view(self._dtype).view(shape[0], shape[2])
+        tail = host[2].view(torch.int32)
+        if self._stream is None:
+            for position, layer in enumerate(layers):
+                hidden[:, position].copy_(layer[begin:end])
+            last.copy_(final[begin:end])
+            tail.copy_(ids[begin:end])
+            return None
+        with torch.cuda.stream(self._stream):
+            hidden.copy_(torch.stack([layer[begin:end] for layer in layers], dim=1).to(self._dtype), non_blocking=True)
+            last.copy_(final[begin:end].to(self._dtype), non_blocking=True)
+            tail.copy_(ids[begin:end].to(torch.int32), non_blocking=True)
+            for source in (*layers, final, ids):  # the allocator must not reuse them before the side stream has read them
+                source.record_stream(self._stream)
+            ready = torch.cuda.Event(blocking=True)
+            ready.record(self._stream)
+        return ready
+
+    def _compare(self, batch: object, destinations: list, states: dict, read: dict[int, torch.Tensor], answers: list[dict]) -> None:
+        """Tell a probe how far each captured r_k lies from what the entry hook saw: largest error over a row's norm."""
+        at = 0
+        for destination, length, answer in zip(destinations, batch.extend_seq_lens_cpu, answers, strict=False):
+            if destination and destination.kind == wire.PROBE:
+                difference = answer["prehook"] = {}
+                for k in self._settings.residual_layers:
+                    seen, captured = read[k][at : at + length].float(), states[k][at : at + length].float()
+                    difference[str(k)] = ((seen - captured).norm(dim=-1) / seen.norm(dim=-1)).max().item()
+            at += length

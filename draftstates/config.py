@@ -1,0 +1,169 @@
+"""The configuration: read, checked against `schemas/config.schema.yaml`, defaults filled in.
+
+A configuration is a plain dict with every key of the schema present and sizes as numbers of bytes.
+"""
+
+import copy
+import difflib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import yaml
+
+from draftstates.errors import UserError
+
+SCHEMA = Path(__file__).parent.parent / "schemas" / "config.schema.yaml"
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a configuration file and `resolve` it.
+
+    Raises:
+        UserError: no such file, no YAML mapping, or what `resolve` refuses.
+    """
+    try:
+        raw = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: the configuration cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not valid YAML: {error}") from error
+    if not isinstance(raw, dict):
+        raise UserError(f"{path}: expected a mapping of configuration keys, found {type(raw).__name__}")
+    return resolve(raw, origin=str(path))
+
+
+def resolve(raw: Mapping[str, Any], *, origin: str) -> dict[str, Any]:
+    """Check a configuration and fill in what it leaves out; a resolved one comes back unchanged.
+
+    Args:
+        origin: where it came from, for messages.
+
+    Raises:
+        UserError: names every key at fault with its path, such as `data.sources[0].nmae`.
+    """
+    schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
+    config = json.loads(json.dumps(raw))  # plain dicts and lists, whatever a YAML reader or Snakemake made of them
+    problems = sorted(_problems(config, schema))
+    if problems:
+        raise UserError(f"{origin}: " + "; ".join(problems))
+    _fill(config, schema, schema)
+    _check_together(config, origin)
+    if config["model"]["name"] is None:
+        config["model"]["name"] = Path(config["model"]["path"]).resolve().name
+    return config
+
+
+def save_resolved(config: Mapping[str, Any]) -> None:
+    """Write a resolved configuration to its `resolved_path`, once, for the commands that the workflow starts."""
+    path = resolved_path(config)
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}")
+    partial.write_text(yaml.safe_dump(dict(config), allow_unicode=True, sort_keys=False), encoding="utf-8")
+    partial.rename(path)
+
+
+def resolved_path(config: Mapping[str, Any]) -> Path:
+    """Where a resolved configuration lies: its name is a hash of its content, so it never changes under a running job."""
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+    return Path(config["results"]) / "config" / f"{digest[:16]}.yaml"
+
+
+def _problems(config: Any, schema: dict[str, Any]) -> Iterator[str]:
+    for error in jsonschema.Draft202012Validator(schema).iter_errors(config):
+        path = _path(error.absolute_path)
+        if error.validator == "additionalProperties":
+            for name in sorted(set(error.instance) - set(error.schema["properties"])):
+                yield f"{_join(path, name)}: unknown key{_suggestion(name, error.schema['properties'])}"
+        elif error.validator == "required":
+            for name in sorted(set(error.validator_value) - set(error.instance)):
+                yield f"{_join(path, name)}: missing"
+        else:
+            yield f"{path or 'the configuration'}: expected {_expected(error)}, found {json.dumps(error.instance, ensure_ascii=False)}"
+
+
+def _expected(error: jsonschema.ValidationError) -> str:
+    """What would have been right: the rule that was broken, then the key's own description."""
+    value = error.validator_value
+    rules = {
+        "type": lambda: " or ".join(value) if isinstance(value, list) else str(value),
+        "enum": lambda: "one of " + ", ".join(map(str, value)),
+        "minimum": lambda: f"at least {value}",
+        "exclusiveMinimum": lambda: f"more than {value}",
+        "maximum": lambda: f"at most {value}",
+        "minItems": lambda: f"at least {value} entry",
+        "minLength": lambda: "some text",
+        "uniqueItems": lambda: "no entry twice",
+        "pattern": lambda: f"text like {value}",
+        "anyOf": lambda: "",
+    }
+    rule = rules.get(error.validator, lambda: error.message)()
+    description = error.schema.get("description", "")
+    return " (".join(part for part in (rule, description) if part) + (")" if rule and description else "")
+
+
+def _suggestion(name: str, known: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {close[0]}?)" if close else f" (known here: {', '.join(known)})"
+
+
+def _path(parts: Any) -> str:
+    path = ""
+    for part in parts:
+        path = f"{path}[{part}]" if isinstance(part, int) else _join(path, part)
+    return path
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _fill(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> None:
+    """Put the schema's defaults into mappings, in place, and turn sizes into numbers."""
+    for name, part in schema.get("properties", {}).items():
+        if name not in value and "default" in part:
+            value[name] = copy.deepcopy(part["default"])
+        if name not in value:
+            continue
+        if _is_size(part) and isinstance(value[name], str):
+            value[name] = _number_of_bytes(value[name])
+        if isinstance(value[name], dict):
+            _fill(value[name], part, root)
+        elif isinstance(value[name], list) and "properties" in part.get("items", {}):
+            for item in value[name]:
+                _fill(item, part["items"], root)
+
+
+def _is_size(schema: dict[str, Any]) -> bool:
+    return any(part.get("$ref") == "#/$defs/bytes" for part in [schema, *schema.get("anyOf", [])])
+
+
+def _number_of_bytes(text: str) -> int:
+    number, unit = re.fullmatch(r"([0-9.]+) ?([A-Za-z]+)", text).groups()
+    return int(float(number) * _UNITS[unit])
+
+
+def _check_together(config: dict[str, Any], origin: str) -> None:
+    """What no schema of single keys can say."""
+    names = [source["name"] for source in config["data"]["sources"]]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"{origin}: data.sources: expected a different name for each source, found {name} {names.count(name)} times")
+    shards = config["shards"]
+    if shards["min_bytes"] > shards["max_bytes"]:
+        raise UserError(
+            f"{origin}: shards.min_bytes: expected at most shards.max_bytes ({shards['max_bytes']:,}), found {shards['min_bytes']:,}"
+        )
+    layers = config["capture"]["residual_layers"]
+    if isinstance(layers, list) and layers != sorted(layers):
+        raise UserError(f"{origin}: capture.residual_layers: expected ascending numbers, found {layers}")
+    server = config["server"]
+    if server["launcher"] == "external" and not server["url"]:
+        raise UserError(f"{origin}: server.url: missing: the launcher external needs the address of a server that runs already")

@@ -1,0 +1,1 @@
+"""Manifests in the formats that trainers read."""

@@ -1,0 +1,1 @@
+"""A server's life: settings, address, lease, supervisor, launchers."""

@@ -1,0 +1,72 @@
+"""The self-test: nobody gets the address of a server that has not passed it."""
+
+import os
+import subprocess
+from pathlib import Path
+
+from draftstates.errors import UserError
+from draftstates.server.address import Address, health
+from draftstates.server.files import open_log, read_json, tail, write_private
+from draftstates.server.launchers import fill
+from draftstates.server.processes import Process
+from draftstates.server.settings import ServerSettings
+from draftstates.server.state import State
+
+_EXTERNAL_HEALTH_SECONDS = 30.0  # a server that others keep busy answers late
+
+
+def selftest_arguments(settings: ServerSettings, state: State) -> tuple[list[str], dict[str, str]]:
+    """Command and environment of the self-test of the candidate address."""
+    return fill(settings.selftest, {"{address}": str(state.candidate)}), {**os.environ, **settings.env}
+
+
+def selftest_failure(status: int, log: Path) -> str:
+    return f"the server failed its self-test (status {status}):\n{tail(log)}"
+
+
+def external_address(settings: ServerSettings, state: State, *, owner: Process) -> Address:
+    """The configured address, tested once for each owner. The caller holds the start lock.
+
+    Raises:
+        UserError: the key file cannot be read, no server answers, or it fails the self-test.
+    """
+    assert settings.url is not None
+    address = Address(urls=[settings.url.rstrip("/")], api_key=_read_key(settings.api_key_file), launcher="external")
+    accepted = {"owner": str(owner), "fingerprint": settings.fingerprint}
+    if read_json(state.accepted) == accepted:
+        return address
+    if problem := health(address.urls[0], seconds=_EXTERNAL_HEALTH_SECONDS):
+        raise UserError(f"server.url: no server is ready at {address.urls[0]}: {problem}")
+    address.write(state.candidate, generation="external")
+    if settings.selftest:
+        _run_selftest(settings, state)
+    write_private(state.accepted, accepted)
+    return address
+
+
+def _read_key(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        key = path.read_text().strip()
+    except OSError as error:
+        raise UserError(f"server.api_key_file: {path}: {error.strerror}") from error
+    if not key:
+        raise UserError(f"server.api_key_file: {path}: expected a key, found an empty file")
+    return key
+
+
+def _run_selftest(settings: ServerSettings, state: State) -> None:
+    command, environment = selftest_arguments(settings, state)
+    state.selftest_log.unlink(missing_ok=True)
+    output = open_log(state.selftest_log)
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, timeout=settings.start_seconds
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"the self-test of {settings.url} did not end within {settings.start_seconds:g} s") from error
+    finally:
+        os.close(output)
+    if done.returncode:
+        raise UserError(selftest_failure(done.returncode, state.selftest_log))

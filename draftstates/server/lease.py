@@ -1,0 +1,183 @@
+"""Share one server among all jobs of a run: started for the first that needs it, ended when idle or when the run is gone.
+
+`flock` is the lease, so that the kernel gives it back however a client ends. See `State` for the locks.
+"""
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+from draftstates.errors import UserError
+from draftstates.server.acceptance import external_address
+from draftstates.server.address import Address, read_address
+from draftstates.server.files import is_held, locked, open_log, read_json, tail, write_private
+from draftstates.server.processes import OWNER_VARIABLE, Process
+from draftstates.server.processes import owner as configured_owner
+from draftstates.server.settings import ServerSettings
+from draftstates.server.state import State
+
+_POLL_SECONDS = 0.1
+_OWNER_POLL_SECONDS = 1.0
+_STARTS = 3  # a supervisor that is stopped while clients wait is replaced this often
+_FAILURE_SECONDS = 1.5  # a client may see a server's death before its supervisor does
+
+
+@contextlib.contextmanager
+def lease(settings: ServerSettings, *, owner: Process | None = None) -> Iterator[Address]:
+    """Hold a lease on the server that `settings` describe, and start it if need be.
+
+    Blocks until the server is up and has passed its self-test. This process gets TERM when the owner is gone.
+
+    Args:
+        owner: the process whose end ends the server; without it, the one that DRAFTSTATES_OWNER names, else this process.
+
+    Raises:
+        UserError: the server cannot start, fails its self-test, is not there (external), or is in use with other settings; or
+            the body raised and the server has died: then with the last lines of its log.
+    """
+    owner = owner or configured_owner()
+    if not owner.is_alive():
+        raise UserError(f"the process {owner} that {OWNER_VARIABLE} names is gone, so a server for it would end at once")
+    state = State(settings.state.absolute())
+    state.owners.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _ending_with(owner):
+        if settings.launcher == "external":
+            with locked(state.start_lock, fcntl.LOCK_EX):
+                address = external_address(settings, state, owner=owner)
+            yield address
+            return
+        with locked(state.lease_lock, fcntl.LOCK_SH):
+            address, generation = _obtain(settings, state, owner)
+            try:
+                yield address
+            except Exception as error:
+                if failure := _failure(state, generation):
+                    raise UserError(f"{error}\n{failure}") from error
+                raise
+
+
+@contextlib.contextmanager
+def _ending_with(owner: Process) -> Iterator[None]:
+    """End this process when its owner is gone: a job that outlives its run has nobody to work for."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(_OWNER_POLL_SECONDS):
+            if not owner.is_alive():
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    if owner.pid != os.getpid():
+        threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def _obtain(settings: ServerSettings, state: State, owner: Process) -> tuple[Address, str]:
+    """Address and generation of the running server, once there is one."""
+    for _ in range(_STARTS):
+        with locked(state.start_lock, fcntl.LOCK_EX):
+            _join_or_start(settings, state, owner)
+        if found := _wait_for_address(state):
+            return found
+    raise UserError(f"the server was stopped {_STARTS} times while it was waited for; see {state.log}")
+
+
+def _join_or_start(settings: ServerSettings, state: State, owner: Process) -> None:
+    if _supervised(state):
+        same = ServerSettings.from_json(state.settings.read_text()).fingerprint == settings.fingerprint
+        if same and not state.failed.exists():
+            (state.owners / str(owner)).touch()
+            return
+        if not same:
+            _stop_other(state)
+        while _supervised(state):
+            time.sleep(_POLL_SECONDS)
+    for path in state.owners.iterdir():
+        if not Process.parse(path.name).is_alive():
+            path.unlink()
+    (state.owners / str(owner)).touch()
+    _start_supervisor(settings, state)
+
+
+def _supervised(state: State) -> bool:
+    return is_held(state.alive_lock, fcntl.LOCK_SH)
+
+
+def _stop_other(state: State) -> None:
+    """Stop a server with other settings that an earlier run has left.
+
+    Raises:
+        UserError: its run goes on.
+    """
+    living = [path.name for path in state.owners.iterdir() if Process.parse(path.name).is_alive()]
+    if living:
+        raise UserError(
+            f"{state.folder}: a server with other settings runs there for process {living[0].split(':')[0]}; "
+            "wait until that ends, or give this one another state folder"
+        )
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int(state.pid.read_text()), signal.SIGTERM)
+
+
+def _start_supervisor(settings: ServerSettings, state: State) -> None:
+    state.withdraw()
+    state.failed.unlink(missing_ok=True)
+    write_private(state.settings, settings.to_json())
+    ready, to_supervisor = os.pipe()
+    output = open_log(state.log)
+    start = os.fstat(output).st_size
+    process = subprocess.Popen(
+        [sys.executable, "-m", "draftstates.server.supervisor", str(state.folder), str(to_supervisor)],
+        start_new_session=True,
+        pass_fds=(to_supervisor,),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+    )
+    os.close(output)
+    os.close(to_supervisor)
+    write_private(state.pid, str(process.pid))
+    answered = os.read(ready, 1)  # from here on it holds the alive lock
+    os.close(ready)
+    if not answered:
+        raise UserError(f"the server's supervisor did not start; the last lines of {state.log}:\n{tail(state.log, start=start)}")
+
+
+def _wait_for_address(state: State) -> tuple[Address, str] | None:
+    """Wait for the server just joined; None if it was stopped.
+
+    Raises:
+        UserError: it failed.
+    """
+    while True:
+        gone = not _supervised(state)  # asked first: what a supervisor leaves behind is complete by then
+        if failed := read_json(state.failed):
+            raise UserError(failed["error"])
+        if gone:
+            return None
+        if found := read_json(state.address):
+            return read_address(state.address), found["generation"]
+        time.sleep(_POLL_SECONDS)
+
+
+def _failure(state: State, generation: str) -> str | None:
+    """What became of the server of this lease, or None if it is well."""
+    deadline = time.monotonic() + _FAILURE_SECONDS
+    while time.monotonic() < deadline:
+        failed = read_json(state.failed)
+        if failed and failed["generation"] == generation:
+            return failed["error"]
+        time.sleep(_POLL_SECONDS)
+    current = read_json(state.address)
+    if current and current["generation"] == generation and _supervised(state):
+        return None
+    return f"the server was stopped while it was in use; see {state.log}"

@@ -1,0 +1,80 @@
+"""The files by which the clients of one server and its supervisor agree."""
+
+import dataclasses
+from pathlib import Path
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """Paths in the state folder.
+
+    `start_lock`: exclusive while someone decides whether to start or to stop.
+    `lease_lock`: shared by each client that needs the server.
+    `alive_lock`: exclusive for the supervisor's life.
+    `tree_lock`: exclusive while any process of a server may be left, so that two never share a GPU.
+    `address`: there while the server may be used. `failed`: there once it has failed, until the next start.
+    `accepted`: for whom an external server has passed the self-test.
+    """
+
+    folder: Path
+
+    @property
+    def start_lock(self) -> Path:
+        return self.folder / "start.lock"
+
+    @property
+    def lease_lock(self) -> Path:
+        return self.folder / "lease.lock"
+
+    @property
+    def alive_lock(self) -> Path:
+        return self.folder / "alive.lock"
+
+    @property
+    def tree_lock(self) -> Path:
+        return self.folder / "tree.lock"
+
+    @property
+    def settings(self) -> Path:
+        return self.folder / "settings.json"
+
+    @property
+    def pid(self) -> Path:
+        return self.folder / "supervisor.pid"
+
+    @property
+    def owners(self) -> Path:
+        return self.folder / "owners"
+
+    @property
+    def key_config(self) -> Path:
+        return self.folder / "key.yaml"
+
+    @property
+    def candidate(self) -> Path:
+        return self.folder / "candidate.json"
+
+    @property
+    def address(self) -> Path:
+        return self.folder / "address.json"
+
+    @property
+    def accepted(self) -> Path:
+        return self.folder / "accepted.json"
+
+    @property
+    def failed(self) -> Path:
+        return self.folder / "failed.json"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "supervisor.log"
+
+    @property
+    def selftest_log(self) -> Path:
+        return self.folder / "selftest.log"
+
+    def withdraw(self) -> None:
+        """Take the address back."""
+        for path in (self.address, self.candidate):
+            path.unlink(missing_ok=True)
