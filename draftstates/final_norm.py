@@ -11,8 +11,18 @@ from safetensors import safe_open
 from draftstates.errors import UserError
 
 # Model families whose final norm is a plain RMSNorm: weight * x / rms(x). Others (Gemma adds 1 to the weight) are refused.
-PLAIN_RMS_NORM = frozenset(
-    "llama mistral mixtral qwen2 qwen2_moe qwen3 qwen3_moe deepseek_v2 deepseek_v3 kimi_k2 gpt_oss phi3 smollm3 olmoe".split()
+PLAIN_RMS_NORM = (
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "kimi_k2",
+    "gpt_oss",
 )
 _WEIGHT_NAMES = ("model.norm.weight", "model.language_model.norm.weight", "language_model.model.norm.weight")
 
@@ -39,7 +49,8 @@ class FinalNorm:
         text = config.get("text_config", config)
         if text.get("model_type") not in PLAIN_RMS_NORM or "rms_norm_eps" not in text:
             raise UserError(
-                f"{folder}: the final norm of model_type {text.get('model_type')!r} is not known; capture the final state as the trainer wants it"
+                f"{folder}: the final norm of model_type {text.get('model_type')!r} is not known; "
+                "capture the final state as the trainer wants it"
             )
         return cls(weight=_find_weight(folder), eps=float(text["rms_norm_eps"]))
 

@@ -47,7 +47,7 @@ class _BatchSampler(Sampler[list[int]]):
 
 
 class LengthBucketedBatchSampler(_BatchSampler):
-    """Batches of `batch_size` samples of similar length: shuffle, sort inside buckets of `bucket_batches` batches, cut, shuffle the batches.
+    """Batches of `batch_size` samples of similar length: shuffle, sort inside buckets of `bucket_batches` batches, cut, shuffle again.
 
     Args:
         lengths: tokens of every sample.
@@ -86,7 +86,7 @@ class TokenBudgetBatchSampler(_BatchSampler):
     Args:
         lengths: tokens of every sample.
         max_tokens: a batch's budget.
-        padded: True counts samples x the longest one (a padded batch), and sorts by length inside buckets; False counts the sum (a packed one).
+        padded: True counts samples x the longest (a padded batch), and sorts by length inside buckets; False counts the sum (packed).
         bucket: samples that are sorted together where `padded`.
 
     Raises:

@@ -1,7 +1,7 @@
 """What each trainer calls things: its layer numbers, its final state, and the names that its loader yields.
 
-A layer of ours is r_k, the residual stream after k decoder layers. speculators counts as we do (as vLLM does); SpecForge, Model-Optimizer and
-DeepSpec write the layer whose output it is: k - 1.
+A layer of ours is r_k, the residual stream after k decoder layers. speculators counts as we do (as vLLM does); SpecForge,
+Model-Optimizer and DeepSpec write the layer whose output it is: k - 1.
 """
 
 import dataclasses
@@ -102,6 +102,7 @@ def _deepspec(states: States) -> dict[str, torch.Tensor]:
 
 _AS_ENTERED = "r_k as k, the state on entry to layer k"
 _AS_OUTPUT = "r_k as k - 1, the output of layer k - 1 counted from 0"
+_OR_EMBEDDINGS = _AS_OUTPUT + ", the embeddings as -1"
 
 TRAINERS = {
     trainer.name: trainer
@@ -110,7 +111,7 @@ TRAINERS = {
         Trainer(name="speculators", final_norm="pre_norm", shift=0, first_layer=0, counts=_AS_ENTERED, names=_speculators),
         Trainer(name="specforge", final_norm="post_norm", shift=-1, first_layer=1, counts=_AS_OUTPUT, names=_specforge),
         Trainer(name="model_optimizer", final_norm="post_norm", shift=-1, first_layer=1, counts=_AS_OUTPUT, names=_model_optimizer),
-        Trainer(name="deepspec", final_norm="post_norm", shift=-1, first_layer=0, counts=_AS_OUTPUT + ", the embeddings as -1", names=_deepspec),
+        Trainer(name="deepspec", final_norm="post_norm", shift=-1, first_layer=0, counts=_OR_EMBEDDINGS, names=_deepspec),
     )
 }
 

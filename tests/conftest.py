@@ -1,0 +1,1 @@
+"""Puts tests/ on the path: what several test folders share lies beside this file."""

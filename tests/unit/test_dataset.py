@@ -1,0 +1,228 @@
+"""ShardDataset gives what was captured, under the trainer's names, or says on opening what does not fit."""
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import torch
+from synthetic import Synthetic, capture_spec, norm_model, sample, small, write_manifest
+from torch.utils.data import DataLoader
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from draftstates.dataset import ShardDataset, split_values
+from draftstates.errors import UserError
+from draftstates.exports.trainers import TRAINERS
+from draftstates.final_norm import FinalNorm
+from draftstates.samplers import LengthBucketedBatchSampler, pad_batch
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Synthetic:
+    return small(tmp_path)
+
+
+def test_every_sample_equals_what_was_written(manifest: Synthetic) -> None:
+    dataset = ShardDataset(manifest.path, verify=True)
+    assert len(dataset) == 7
+    for i in range(len(dataset)):
+        expected = manifest.samples[dataset.sample_id(i)]
+        assert dataset[i].keys() == expected.keys()
+        for name, tensor in dataset[i].items():
+            assert tensor.dtype == expected[name].dtype
+            assert torch.equal(tensor, expected[name]), name
+        assert dataset.lengths[i] == len(expected["input_ids"])
+    assert torch.equal(dataset[-1]["input_ids"], dataset[6]["input_ids"])
+    with pytest.raises(IndexError):
+        dataset[7]
+
+
+def test_a_read_sample_can_be_written_to_without_touching_the_shard(manifest: Synthetic) -> None:
+    dataset = ShardDataset(manifest.path)
+    dataset[0]["hidden_states"].zero_()
+    dataset[0]["final_hidden_state"].zero_()
+    assert torch.equal(dataset[0]["hidden_states"], manifest.samples[dataset.sample_id(0)]["hidden_states"])
+
+
+def test_views_equal_copies(manifest: Synthetic) -> None:
+    views, copies = ShardDataset(manifest.path, copy=False), ShardDataset(manifest.path)
+    for i in range(len(views)):
+        assert all(torch.equal(views[i][name], tensor) for name, tensor in copies[i].items())
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_give_the_same_as_one_process(manifest: Synthetic, context: str) -> None:
+    dataset = ShardDataset(manifest.path)
+    dataset[0]  # a map is open already when the workers start
+    sampler = LengthBucketedBatchSampler(dataset.lengths, batch_size=2)
+    loader = DataLoader(dataset, batch_sampler=sampler, num_workers=2, collate_fn=pad_batch, multiprocessing_context=context)
+    for batch, indices in zip(loader, sampler, strict=True):
+        for row, i in enumerate(indices):
+            length = int(batch["lengths"][row])
+            assert torch.equal(batch["hidden_states"][row, :length], dataset[i]["hidden_states"])
+            assert not batch["hidden_states"][row, length:].any()
+
+
+def test_a_pickle_of_the_dataset_carries_no_map(manifest: Synthetic) -> None:
+    dataset = ShardDataset(manifest.path)
+    size = len(pickle.dumps(dataset))
+    dataset[0], dataset[6]
+    assert len(pickle.dumps(dataset)) == size
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"model": "other"}, "captured from 'tiny', the trainer asks for 'other'"),
+        ({"residual_layers": [2, 4]}, r"captured r_k for k in \[2, 3, 5\], the trainer asks for \[2, 4\]"),
+        ({"residual_layers": [5, 2]}, r"asks for \[5, 2\] \(ascending\)"),
+        ({"final_norm": "post_norm"}, "post_norm is asked for and the capture holds pre_norm"),
+        ({"final_norm": "both"}, "'pre_norm' or 'post_norm', found 'both'"),
+        ({"names": "someone"}, "no trainer is called 'someone'"),
+        ({"split": "test"}, "'train' or 'validation'"),
+    ],
+)
+def test_opening_says_what_is_not_as_asked(manifest: Synthetic, asked: dict, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        ShardDataset(manifest.path, **asked)
+
+
+def test_what_fits_opens(manifest: Synthetic) -> None:
+    dataset = ShardDataset(manifest.path, model="tiny", residual_layers=[2, 5], final_norm="pre_norm")
+    expected = manifest.samples[dataset.sample_id(3)]["hidden_states"]
+    assert torch.equal(dataset[3]["hidden_states"], expected[:, [0, 2]])
+
+
+def test_post_norm_is_made_from_pre_norm_as_the_model_makes_it(tmp_path: Path) -> None:
+    manifest = small(tmp_path / "run")
+    norm = FinalNorm.from_model(norm_model(tmp_path / "model"))
+    model = LlamaRMSNorm(16, eps=1e-5).to(torch.bfloat16)
+    model.weight.data = norm.weight.to(torch.bfloat16)
+    dataset = ShardDataset(manifest.path, final_norm="post_norm", norm=norm)
+    for i in range(len(dataset)):
+        stored = manifest.samples[dataset.sample_id(i)]["final_hidden_state"]
+        torch.testing.assert_close(dataset[i]["final_hidden_state"], model(stored), rtol=2**-7, atol=0)
+        assert not torch.allclose(dataset[i]["final_hidden_state"], stored, rtol=0.05)
+
+
+def test_a_norm_of_an_unknown_family_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="final norm of model_type 'gemma3' is not known"):
+        FinalNorm.from_model(norm_model(tmp_path, model_type="gemma3"))
+
+
+def test_pre_norm_is_not_guessed_from_post_norm(tmp_path: Path) -> None:
+    manifest = small(tmp_path, spec=capture_spec(final_norm="post_norm"))
+    with pytest.raises(UserError, match="cannot be undone"):
+        ShardDataset(manifest.path, names="speculators")
+
+
+def test_pre_norm_is_found_where_the_last_residual_was_captured(tmp_path: Path) -> None:
+    manifest = small(tmp_path, spec=capture_spec(final_norm="post_norm", layers=(2, 5, 8)))
+    dataset = ShardDataset(manifest.path, names="speculators")
+    stored = manifest.samples[dataset.sample_id(2)]["hidden_states"]
+    assert dataset.residual_layers == [2, 5]
+    assert torch.equal(dataset[2]["verifier_last_hidden_states"], stored[:, 2])
+    assert torch.equal(dataset[2]["hidden_states"], stored[:, :2].flatten(1))
+
+
+def test_layer_numbers_are_the_trainers(manifest: Synthetic, tmp_path: Path) -> None:
+    norm = FinalNorm.from_model(norm_model(tmp_path / "model"))
+    found = {name: ShardDataset(manifest.path, names=name, norm=norm).layer_numbers for name in TRAINERS}
+    assert found == {
+        "draftstates": [2, 3, 5],
+        "speculators": [2, 3, 5],
+        "specforge": [1, 2, 4],
+        "model_optimizer": [1, 2, 4],
+        "deepspec": [1, 2, 4],
+    }
+    embeddings = small(tmp_path / "r0", spec=capture_spec(layers=(0, 3), final_norm="post_norm"))
+    assert ShardDataset(embeddings.path, names="deepspec").layer_numbers == [-1, 2]
+    with pytest.raises(UserError, match="specforge cannot name r_0"):
+        ShardDataset(embeddings.path, names="specforge")
+
+
+def test_splits_are_disjoint_whole_and_steady_under_new_rows(tmp_path: Path) -> None:
+    spec = capture_spec(hidden_size=2)
+    samples = [sample(6, spec=spec, seed=i) for i in range(200)]
+    before = write_manifest(tmp_path / "before", [samples[:100]], spec=spec)
+    after = write_manifest(tmp_path / "after", [samples[100:150], samples[:100] + samples[150:]], spec=spec)
+
+    def names(path: Path, split: str | None, seed: int = 0) -> set[str]:
+        dataset = ShardDataset(path, split=split, validation_fraction=0.3, split_seed=seed)
+        return {dataset.sample_id(i) for i in range(len(dataset))}
+
+    train, validation = names(before.path, "train"), names(before.path, "validation")
+    assert not train & validation
+    assert train | validation == names(before.path, None)
+    assert train <= names(after.path, "train")
+    assert validation <= names(after.path, "validation")
+    assert 40 < len(names(after.path, "validation")) < 80
+    assert names(after.path, "validation", seed=1) != names(after.path, "validation")
+
+
+def test_split_values_are_uniform() -> None:
+    import hashlib
+
+    values = split_values(pa.chunked_array([[hashlib.md5(str(i).encode()).hexdigest() for i in range(4000)]]), seed=3)
+    assert 0 <= values.min() < values.max() < 1
+    assert abs(values.mean() - 0.5) < 0.02
+    assert abs((values < 0.05).mean() - 0.05) < 0.015
+
+
+def test_a_changed_byte_is_found_when_verifying(manifest: Synthetic) -> None:
+    dataset = ShardDataset(manifest.path, verify=True)
+    shard = dataset._shard(0)
+    begin, width = shard.header.states()["hidden_states"]
+    with open(shard.path, "r+b") as file:
+        file.seek(begin + width * 2)
+        byte = file.read(1)
+        file.seek(begin + width * 2)
+        file.write(bytes([byte[0] ^ 1]))
+    with pytest.raises(UserError, match="does not have the checksum"):
+        ShardDataset(manifest.path, verify=True)[0]
+    ShardDataset(manifest.path, verify=True)[1]
+
+
+def test_a_shard_of_another_capture_is_refused(tmp_path: Path) -> None:
+    manifest = small(tmp_path)
+    document = json.loads(manifest.path.read_text())
+    document["capture"]["key"] = "f" * 64
+    manifest.path.write_text(json.dumps(document))
+    with pytest.raises(UserError, match="of capture ffff"):
+        ShardDataset(manifest.path)[0]
+
+
+def test_a_sample_of_another_length_is_refused(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    manifest = small(tmp_path)
+    table = pq.read_table(tmp_path / "samples.parquet")
+    tokens = table["tokens"].to_pylist()
+    tokens[1] += 1
+    pq.write_table(table.set_column(table.schema.get_field_index("tokens"), "tokens", pa.array(tokens)), tmp_path / "samples.parquet")
+    with pytest.raises(UserError, match="has 8 rows, the manifest says 9"):
+        ShardDataset(manifest.path)[1]
+
+
+def test_a_manifest_that_is_none_is_refused(tmp_path: Path) -> None:
+    manifest = small(tmp_path)
+    for text, words in (("{", "expected a manifest"), ("[]", "version 1"), ('{"format": "x"}', "version 1")):
+        manifest.path.write_text(text)
+        with pytest.raises(UserError, match=words):
+            ShardDataset(manifest.path)
+    manifest.path.write_text(json.dumps({"format": "draftstates.manifest", "format_version": 1, "capture": {"key": "x"}, "shards": []}))
+    with pytest.raises(UserError, match=r"lacks capture\.model"):
+        ShardDataset(manifest.path)
+
+
+def test_more_shards_than_maps_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftstates.dataset._OPEN_SHARDS", 3)
+    manifest = small(tmp_path, shard_sizes=[1] * 8)
+    dataset = ShardDataset(manifest.path)
+    for i in [*range(8), *range(8)]:
+        assert torch.equal(dataset[i]["input_ids"], manifest.samples[dataset.sample_id(i)]["input_ids"])
+        assert len(dataset._open) <= 3
+    maps = {line.split()[-1] for line in open(f"/proc/{os.getpid()}/maps") if str(tmp_path) in line}
+    assert len(maps) <= 3
