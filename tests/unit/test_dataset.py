@@ -1,16 +1,16 @@
 """ShardDataset gives what was captured, under the trainer's names, or says on opening what does not fit."""
 
+import hashlib
 import json
-import os
 import pickle
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from synthetic import Synthetic, capture_spec, norm_model, sample, small, write_manifest
 from torch.utils.data import DataLoader
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from draftstates.dataset import ShardDataset, split_values
 from draftstates.errors import UserError
@@ -95,38 +95,6 @@ def test_what_fits_opens(manifest: Synthetic) -> None:
     assert torch.equal(dataset[3]["hidden_states"], expected[:, [0, 2]])
 
 
-def test_post_norm_is_made_from_pre_norm_as_the_model_makes_it(tmp_path: Path) -> None:
-    manifest = small(tmp_path / "run")
-    norm = FinalNorm.from_model(norm_model(tmp_path / "model"))
-    model = LlamaRMSNorm(16, eps=1e-5).to(torch.bfloat16)
-    model.weight.data = norm.weight.to(torch.bfloat16)
-    dataset = ShardDataset(manifest.path, final_norm="post_norm", norm=norm)
-    for i in range(len(dataset)):
-        stored = manifest.samples[dataset.sample_id(i)]["final_hidden_state"]
-        torch.testing.assert_close(dataset[i]["final_hidden_state"], model(stored), rtol=2**-7, atol=0)
-        assert not torch.allclose(dataset[i]["final_hidden_state"], stored, rtol=0.05)
-
-
-def test_a_norm_of_an_unknown_family_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="final norm of model_type 'gemma3' is not known"):
-        FinalNorm.from_model(norm_model(tmp_path, model_type="gemma3"))
-
-
-def test_pre_norm_is_not_guessed_from_post_norm(tmp_path: Path) -> None:
-    manifest = small(tmp_path, spec=capture_spec(final_norm="post_norm"))
-    with pytest.raises(UserError, match="cannot be undone"):
-        ShardDataset(manifest.path, names="speculators")
-
-
-def test_pre_norm_is_found_where_the_last_residual_was_captured(tmp_path: Path) -> None:
-    manifest = small(tmp_path, spec=capture_spec(final_norm="post_norm", layers=(2, 5, 8)))
-    dataset = ShardDataset(manifest.path, names="speculators")
-    stored = manifest.samples[dataset.sample_id(2)]["hidden_states"]
-    assert dataset.residual_layers == [2, 5]
-    assert torch.equal(dataset[2]["verifier_last_hidden_states"], stored[:, 2])
-    assert torch.equal(dataset[2]["hidden_states"], stored[:, :2].flatten(1))
-
-
 def test_layer_numbers_are_the_trainers(manifest: Synthetic, tmp_path: Path) -> None:
     norm = FinalNorm.from_model(norm_model(tmp_path / "model"))
     found = {name: ShardDataset(manifest.path, names=name, norm=norm).layer_numbers for name in TRAINERS}
@@ -163,8 +131,6 @@ def test_splits_are_disjoint_whole_and_steady_under_new_rows(tmp_path: Path) -> 
 
 
 def test_split_values_are_uniform() -> None:
-    import hashlib
-
     values = split_values(pa.chunked_array([[hashlib.md5(str(i).encode()).hexdigest() for i in range(4000)]]), seed=3)
     assert 0 <= values.min() < values.max() < 1
     assert abs(values.mean() - 0.5) < 0.02
@@ -195,8 +161,6 @@ def test_a_shard_of_another_capture_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_sample_of_another_length_is_refused(tmp_path: Path) -> None:
-    import pyarrow.parquet as pq
-
     manifest = small(tmp_path)
     table = pq.read_table(tmp_path / "samples.parquet")
     tokens = table["tokens"].to_pylist()
@@ -224,5 +188,5 @@ def test_more_shards_than_maps_are_read(tmp_path: Path, monkeypatch: pytest.Monk
     for i in [*range(8), *range(8)]:
         assert torch.equal(dataset[i]["input_ids"], manifest.samples[dataset.sample_id(i)]["input_ids"])
         assert len(dataset._open) <= 3
-    maps = {line.split()[-1] for line in open(f"/proc/{os.getpid()}/maps") if str(tmp_path) in line}
+    maps = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line}
     assert len(maps) <= 3
