@@ -16,6 +16,7 @@ import errno
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -67,6 +68,23 @@ class CaptureSpec:
         """The capture key, 64 hex digits."""
         fields = {name: value for name, value in dataclasses.asdict(self).items() if name != "model"}
         return hashlib.sha256(json.dumps({**fields, "format_version": FORMAT_VERSION}, sort_keys=True).encode()).hexdigest()
+
+    @classmethod
+    def from_plan(cls, plan: Path) -> "CaptureSpec":
+        """The capture that a plan was made for (`capture` in plan.json).
+
+        Raises:
+            UserError: no such plan, or its key is not that of its fields (it was made by another version).
+        """
+        try:
+            fields = json.loads(plan.read_text())["capture"]
+            key = fields.pop("key")
+            spec = cls(**fields)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{plan}: no capture can be read from it: {type(error).__name__}: {error}") from error
+        if spec.key != key:
+            raise UserError(f"{plan}: expected capture key {spec.key}, found {key}; plan again")
+        return spec
 
     @property
     def run_name(self) -> str:
@@ -269,14 +287,12 @@ class Shard:
         """Checksum of sample `index` as it lies on the disk (see `sample_checksum`)."""
         first, end = self.rows(index)
         parts = []
-        for name, (begin, width) in self.header.states().items():
+        for begin, width in self.header.states().values():
             parts.append(self._bytes[begin + first * width : begin + end * width])
         return sample_checksum(*parts)
 
 
 def _as_tensor(flat: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    import warnings
-
     with warnings.catch_warnings():  # the map is read-only on purpose; torch warns that it cannot say so
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(flat).view(dtype)

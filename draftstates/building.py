@@ -1,0 +1,66 @@
+"""A place to build a shard in: below the results, never under a final name, cleared when its owner is gone."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+_FOLDER = ".building"
+
+
+@contextlib.contextmanager
+def building_folder(shards_folder: Path, shard_id: str) -> Iterator[Path]:
+    """A fresh folder for one attempt at one shard; it is gone when the block ends, however that goes.
+
+    A folder that a killed attempt left behind is removed here: its lock tells that nobody works in it.
+    """
+    parent = shards_folder / _FOLDER
+    parent.mkdir(parents=True, exist_ok=True)
+    for left in parent.glob(f"{shard_id}-*"):
+        _remove_if_abandoned(left)
+    folder = parent / f"{shard_id}-{uuid.uuid4().hex[:8]}"
+    folder.mkdir()
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _remove_if_abandoned(folder: Path) -> None:
+    try:
+        lock = os.open(folder / "lock", os.O_RDWR)
+    except FileNotFoundError:
+        return  # its owner has made the folder but not yet the lock, or removes it right now
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(lock)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring a folder's entries (its renames) to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def publish(source: Path, final: Path) -> None:
+    """Give a complete file its final name, synced before and after."""
+    descriptor = os.open(source, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(source, final)
+    sync_folder(final.parent)

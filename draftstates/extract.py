@@ -1,0 +1,221 @@
+"""Extraction: one shard's samples through the server into one file, with the receipts that verification holds it to."""
+
+import asyncio
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from draftstates import ids, shards
+from draftstates.building import building_folder, publish
+from draftstates.client import Captured, Client, Endpoint, Work
+from draftstates.errors import UserError
+from draftstates.probes import choose_probes
+from draftstates.shards import CaptureSpec
+
+RECEIPTS_FORMAT = "draftstates.receipts"
+RECEIPTS_VERSION = 1
+_PROGRESS_SECONDS = 60.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExtractOptions:
+    """How to extract; none of this changes what is captured.
+
+    Attributes:
+        tokens_in_flight: tokens that this job keeps at the server at once.
+        retries: further attempts at a sample that failed, alone.
+        probe_fraction, probe_minimum: see `probes.choose_probes`.
+    """
+
+    tokens_in_flight: int = 65536
+    retries: int = 2
+    probe_fraction: float = 0.01
+    probe_minimum: int = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShardTokens:
+    """A shard's samples as tokens: names, lengths, and all ids (int32 [T]) and mask values (uint8 [T]) one after the other."""
+
+    shard_id: str
+    sample_ids: list[str]
+    lengths: list[int]
+    input_ids: np.ndarray
+    loss_mask: np.ndarray
+
+
+def read_tokens(path: Path, *, shard_id: str) -> ShardTokens:
+    """Read a planned shard's tokens.
+
+    Raises:
+        UserError: the file is missing, unreadable, or not that shard's.
+    """
+    try:
+        table = pq.read_table(path, columns=["sample_id", "input_ids", "loss_mask"])
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: tokens of shard {shard_id} cannot be read ({error}); plan again: snakemake --forcerun plan") from error
+    names = table["sample_id"].to_pylist()
+    if ids.shard_id(names) != shard_id:
+        raise UserError(f"{path}: expected the tokens of shard {shard_id}, found those of {ids.shard_id(names)}")
+    column = table["input_ids"].combine_chunks()
+    lengths = np.diff(column.offsets.to_numpy()).tolist()
+    return ShardTokens(
+        shard_id=shard_id,
+        sample_ids=names,
+        lengths=lengths,
+        input_ids=column.flatten().to_numpy().astype(np.int32),
+        loss_mask=table["loss_mask"].combine_chunks().flatten().to_numpy().astype(np.uint8),
+    )
+
+
+def extract_shard(
+    tokens: ShardTokens, *, spec: CaptureSpec, endpoint: Endpoint, engine: str, options: ExtractOptions, output: Path
+) -> dict[str, float]:
+    """Capture one shard and give it its final name only when it is complete, synced and every sample has its receipt.
+
+    Beside `output` (`<shard id>.safetensors`) appear `<shard id>.probe.safetensors` and `<shard id>.receipts.json`.
+
+    Returns:
+        figures: tokens, probe tokens and seconds.
+
+    Raises:
+        UserError: names each sample that could not be captured, and why.
+    """
+    probe_path, receipts_file = companions(output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with building_folder(output.parent, tokens.shard_id) as folder:
+        shard, probe = folder / "shard.safetensors", folder / "probe.safetensors"
+        work, probes = lay_out(tokens, spec=spec, options=options, shard=shard, probe=probe)
+        start = time.monotonic()
+        rows = {shard: len(tokens.input_ids), probe: _rows(probes)}
+        captured = asyncio.run(_capture(work, endpoint=endpoint, options=options, rows=rows))
+        seconds = time.monotonic() - start
+        receipts = folder / "receipts.json"
+        receipts.write_text(json.dumps(_receipts(tokens, spec=spec, engine=engine, captured=captured, probes=probes), indent=1))
+        publish(probe, probe_path)
+        publish(receipts, receipts_file)
+        publish(shard, output)  # last: a shard that has its name has all that belongs to it
+    return {"tokens": len(tokens.input_ids), "probe_tokens": _rows(probes), "seconds": round(seconds, 3)}
+
+
+def companions(output: Path) -> tuple[Path, Path]:
+    """The probe file and the receipts file of a shard."""
+    return output.with_suffix(".probe.safetensors"), output.with_suffix(".receipts.json")
+
+
+def _rows(probes: list[tuple[int, int]]) -> int:
+    return sum(rows for _, rows in probes)
+
+
+def lay_out(
+    tokens: ShardTokens, *, spec: CaptureSpec, options: ExtractOptions, shard: Path, probe: Path
+) -> tuple[list[Work], list[tuple[int, int]]]:
+    """Lay out the shard and its probe file; the work that fills them: every sample, then every probe."""
+    shards.create(
+        shard,
+        spec=spec,
+        shard_id=tokens.shard_id,
+        sample_ids=tokens.sample_ids,
+        lengths=tokens.lengths,
+        input_ids=tokens.input_ids,
+        loss_mask=tokens.loss_mask,
+    )
+    starts = np.concatenate([[0], np.cumsum(tokens.lengths)]).tolist()
+    work = [
+        Work(sample_id=name, shard=shard, first_row=starts[i], input_ids=tokens.input_ids[starts[i] : starts[i + 1]])
+        for i, name in enumerate(tokens.sample_ids)
+    ]
+    probes = choose_probes(
+        tokens.sample_ids, tokens.lengths, shard_id=tokens.shard_id, fraction=options.probe_fraction, minimum=options.probe_minimum
+    )
+    pieces = [slice(starts[i], starts[i] + rows) for i, rows in probes]
+    shards.create(
+        probe,
+        spec=spec,
+        shard_id=tokens.shard_id,
+        sample_ids=[tokens.sample_ids[i] for i, _ in probes],
+        lengths=[rows for _, rows in probes],
+        input_ids=np.concatenate([tokens.input_ids[piece] for piece in pieces]),
+        loss_mask=np.concatenate([tokens.loss_mask[piece] for piece in pieces]),
+    )
+    first = 0
+    for (position, rows), piece in zip(probes, pieces, strict=True):
+        work.append(Work(sample_id=tokens.sample_ids[position], shard=probe, first_row=first, input_ids=tokens.input_ids[piece]))
+        first += rows
+    return work, probes
+
+
+async def _capture(work: list[Work], *, endpoint: Endpoint, options: ExtractOptions, rows: dict[Path, int]) -> list[Captured]:
+    progress = _Progress(sum(len(item.input_ids) for item in work))
+    async with Client(endpoint, tokens_in_flight=options.tokens_in_flight) as client:
+        captured, reasons = await client.capture_all(work, retries=options.retries, progress=progress.add)
+        if reasons:
+            raise UserError(_failure(work, reasons, options.retries))
+        for path, count in rows.items():
+            await client.synced(path, rows=count)
+    progress.line()
+    return captured
+
+
+def _failure(work: list[Work], reasons: dict[int, str], retries: int) -> str:
+    named: dict[str, str] = {}
+    for position, reason in reasons.items():
+        named.setdefault(work[position].sample_id, reason)
+    lines = [f"  {name}: {reason}" for name, reason in list(named.items())[:20]]
+    more = [f"  … and {len(named) - 20} more"] if len(named) > 20 else []
+    return "\n".join(
+        [f"{len(named)} samples could not be captured in {retries + 1} attempts:"]
+        + lines
+        + more
+        + ["To go on without them, add their ids to `exclude` in the configuration."]
+    )
+
+
+class _Progress:
+    """One line a minute: how far, how fast, how long still."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done = total, 0
+        self._start = self._last = time.monotonic()
+
+    def add(self, tokens: int) -> None:
+        self._done += tokens
+        if time.monotonic() - self._last > _PROGRESS_SECONDS:
+            self.line()
+
+    def line(self) -> None:
+        self._last = time.monotonic()
+        rate = self._done / max(self._last - self._start, 1e-9)
+        left = (self._total - self._done) / rate if rate else float("inf")
+        print(f"{self._done:,} of {self._total:,} tokens, {rate:,.0f} tokens/s, {left:,.0f} s left", file=sys.stderr, flush=True)
+
+
+def _receipts(tokens: ShardTokens, *, spec: CaptureSpec, engine: str, captured: list[Captured], probes: list[tuple[int, int]]) -> dict:
+    whole, again = captured[: len(tokens.sample_ids)], captured[len(tokens.sample_ids) :]
+    return {
+        "format": RECEIPTS_FORMAT,
+        "format_version": RECEIPTS_VERSION,
+        "shard_id": tokens.shard_id,
+        "capture_key": spec.key,
+        "engine": {"name": "sglang", "version": engine},
+        "samples": [{**_entry(item), "prompt_tokens": item.prompt_tokens, "top": item.top, "attempts": item.attempts} for item in whole],
+        "probes": [{**_entry(item), "position": position} for item, (position, _) in zip(again, probes, strict=True)],
+    }
+
+
+def _entry(item: Captured) -> dict:
+    receipt = item.receipt
+    return {
+        "sample_id": item.work.sample_id,
+        "first_row": item.work.first_row,
+        "rows": receipt.rows,
+        "chunks": receipt.chunks,
+        "cached_tokens": receipt.cached_tokens,
+        "ids_hash": receipt.ids_hash,
+        "checksum": receipt.checksum,
+    }

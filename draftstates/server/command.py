@@ -1,0 +1,79 @@
+"""The command of an instrumented SGLang server, made from the configuration."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from draftstates.capture.settings import CaptureSettings
+from draftstates.server.settings import ServerSettings
+from draftstates.shards import CaptureSpec
+
+_CPU = ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--grammar-backend", "none"]
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+
+
+def has_gpu() -> bool:
+    """Whether this machine has an NVIDIA GPU, found without importing torch."""
+    return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def server_settings(config: Mapping[str, Any], *, spec: CaptureSpec, plan: Path, attestation: Path) -> ServerSettings:
+    """Settings of the lease for a resolved configuration.
+
+    Args:
+        plan: the self-test reads the capture from it; attestation: where the self-test writes what it found.
+    """
+    server, results = config["server"], Path(config["results"]).resolve()
+    selftest = [
+        *(sys.executable, "-m", "draftstates.server.selftest", "--address", "{address}", "--plan", str(plan.resolve())),
+        *("--model", str(Path(config["model"]["path"]).resolve()), "--root", str(results), "--output", str(attestation.resolve())),
+    ]
+    return ServerSettings(
+        launcher=server["launcher"],
+        command=sglang_command(config, spec=spec),
+        env={**server_environment(config, spec=spec, root=results), **server["env"]},
+        image=Path(server["image"]).resolve() if server["image"] else None,
+        image_args=server["image_args"],
+        url=server["url"],
+        api_key_file=Path(server["api_key_file"]) if server["api_key_file"] else None,
+        selftest=selftest,
+        replicas=server["replicas"],
+        start_seconds=server["start_seconds"],
+        idle_seconds=server["idle_seconds"],
+        stop_seconds=server["stop_seconds"],
+        state=Path(server["state"] or results / ".server").resolve(),
+        log=(results / ".server" / "server.log").resolve(),
+    )
+
+
+def sglang_command(config: Mapping[str, Any], *, spec: CaptureSpec) -> list[str]:
+    """argv of one server; `{port}` and `{key_config}` are filled in by its supervisor."""
+    command = [sys.executable, "-m", "sglang.launch_server", "--host", "127.0.0.1", "--port", "{port}", "--config", "{key_config}"]
+    command += ["--model-path", str(Path(config["model"]["path"]).resolve()), "--dtype", spec.compute_dtype]
+    command += ["--tensor-parallel-size", str(config["server"]["tensor_parallel"])]
+    # without the cache no row can be skipped; ids go in and out, so no tokenizer is needed;
+    # a replayed graph runs no Python, so nothing could be captured from a prefill under one, and nothing is decoded
+    command += ["--disable-radix-cache", "--skip-tokenizer-init", "--cuda-graph-backend-prefill", "disabled"]
+    command += ["--cuda-graph-backend-decode", "disabled"]
+    if config["model"]["trust_remote_code"]:
+        command.append("--trust-remote-code")
+    if not has_gpu():
+        command += _CPU
+    return command + config["server"]["args"]
+
+
+def server_environment(config: Mapping[str, Any], *, spec: CaptureSpec, root: Path) -> dict[str, str]:
+    """Variables that make the server capture, below `root` alone."""
+    settings = CaptureSettings(
+        root=root,
+        residual_layers=spec.residual_layers,
+        final_norm=spec.final_norm,
+        stored_dtype=spec.stored_dtype,
+        queue_bytes=config["server"]["queue_bytes"],
+        writers=config["server"]["writers"],
+    )
+    environment = {**_OFFLINE, **settings.to_environment()}
+    if not has_gpu():
+        environment["TORCHDYNAMO_DISABLE"] = "1"  # compiling for a CPU takes longer than it saves
+    return environment

@@ -1,0 +1,53 @@
+"""Capture one shard: its samples' hidden states, through the leased server, into `--output` and its two companions."""
+
+import argparse
+import json
+from pathlib import Path
+
+from draftstates import config, extract
+from draftstates.cli import run
+from draftstates.client import Endpoint
+from draftstates.server.command import server_settings
+from draftstates.server.engine import server_info
+from draftstates.server.lease import lease
+from draftstates.shards import CaptureSpec
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="resolved configuration")
+    parser.add_argument("--plan", type=Path, required=True)
+    parser.add_argument("--shard-id", required=True)
+    parser.add_argument("--tokens", type=Path, required=True, help="the shard's tokens, as the plan wrote them")
+    parser.add_argument("--output", type=Path, required=True, help="the shard; probe and receipts appear beside it")
+    arguments = parser.parse_args()
+
+    settings = config.load(arguments.config)
+    spec = CaptureSpec.from_plan(arguments.plan)
+    tokens = extract.read_tokens(arguments.tokens, shard_id=arguments.shard_id)
+    options = extract.ExtractOptions(
+        tokens_in_flight=settings["extract"]["tokens_in_flight"],
+        probe_fraction=settings["checks"]["probe_fraction"],
+        probe_minimum=settings["checks"]["probe_minimum"],
+    )
+    attestation = arguments.output.parent.parent / "server.json"
+    with lease(server_settings(settings, spec=spec, plan=arguments.plan, attestation=attestation)) as address:
+        endpoint = Endpoint(
+            url=address.urls[0],
+            api_key=address.api_key,
+            root=Path(settings["results"]).resolve(),
+            fresh_namespace=address.launcher == "external",
+        )
+        figures = extract.extract_shard(
+            tokens,
+            spec=spec,
+            endpoint=endpoint,
+            engine=server_info(address.urls[0], api_key=address.api_key)["version"],
+            options=options,
+            output=arguments.output.resolve(),
+        )
+    print(json.dumps({"shard_id": tokens.shard_id, **figures}))
+
+
+if __name__ == "__main__":
+    run(main)

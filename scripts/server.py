@@ -1,0 +1,40 @@
+"""Take a lease on the server, so that it starts and passes its self-test, and write the attestation."""
+
+import argparse
+import json
+from pathlib import Path
+
+from draftstates import config
+from draftstates.building import publish
+from draftstates.cli import run
+from draftstates.errors import UserError
+from draftstates.server.command import server_settings
+from draftstates.server.lease import lease
+from draftstates.shards import CaptureSpec
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="resolved configuration")
+    parser.add_argument("--plan", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    arguments = parser.parse_args()
+
+    settings = config.load(arguments.config)
+    spec = CaptureSpec.from_plan(arguments.plan)
+    found = Path(settings["results"]) / ".server" / "attestation.json"
+    found.parent.mkdir(parents=True, exist_ok=True)
+    with lease(server_settings(settings, spec=spec, plan=arguments.plan, attestation=found)):
+        try:
+            attestation = json.loads(found.read_text())
+        except OSError as error:
+            raise UserError(f"{found}: the self-test left no attestation: {error.strerror}") from error
+    if attestation["capture_key"] != spec.key:
+        raise UserError(f"{found}: expected capture key {spec.key}, found {attestation['capture_key']}")
+    partial = arguments.output.with_suffix(".partial")
+    partial.write_text(json.dumps(attestation, indent=1))
+    publish(partial, arguments.output)
+
+
+if __name__ == "__main__":
+    run(main)
