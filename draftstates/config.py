@@ -87,7 +87,7 @@ def _problems(config: Any, schema: dict[str, Any]) -> Iterator[str]:
             for name in sorted(set(error.validator_value) - set(error.instance)):
                 yield f"{_join(path, name)}: missing"
         else:
-            yield f"{path or 'the configuration'}: expected {_expected(error)}, found {json.dumps(error.instance, ensure_ascii=False)}"
+            yield f"{path or 'the configuration'}: expected {_expected(error)}, found {_shown(error.instance)}"
 
 
 def _expected(error: jsonschema.ValidationError) -> str:
@@ -108,6 +108,11 @@ def _expected(error: jsonschema.ValidationError) -> str:
     rule = rules.get(error.validator, lambda: error.message)()
     description = error.schema.get("description", "")
     return " (".join(part for part in (rule, description) if part) + (")" if rule and description else "")
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _suggestion(name: str, known: Mapping[str, Any]) -> str:

@@ -1,0 +1,134 @@
+"""The configuration: what is wrong is named with its path, defaults are filled in, presets and the default hold."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from draftstates import config
+from draftstates.errors import UserError
+
+REPOSITORY = Path(__file__).parents[2]
+FILES = [REPOSITORY / "config.yaml", *sorted((REPOSITORY / "presets").glob("*.yaml"))]
+
+
+def minimal() -> dict:
+    return {"data": {"sources": [{"name": "a", "files": ["a.jsonl"]}], "max_tokens": 8}, "model": {"path": "models/m"}, "capture": {}}
+
+
+def edited(path: str, value: object) -> dict:
+    """A minimal configuration with one key, named by its path, set to `value`; `None` as a name removes."""
+    raw = minimal()
+    at, keys = raw, path.split(".")
+    for key in keys[:-1]:
+        at = at[int(key)] if isinstance(at, list) else at.setdefault(key, {})
+    at[keys[-1]] = value
+    return raw
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_default_and_every_preset_hold(path: Path) -> None:
+    assert config.load(path)["model"]["name"]
+
+
+def test_there_is_a_preset_for_each_promised_model() -> None:
+    assert {path.stem for path in FILES} >= {"smollm2", "qwen3-8b", "llama-3.1-8b", "deepseek-v3", "kimi-k2.5"}
+
+
+def test_kimi_is_captured_as_it_was_first_run() -> None:
+    kimi = config.load(REPOSITORY / "presets" / "kimi-k2.5.yaml")
+    assert kimi["capture"]["residual_layers"] == [3, 31, 59]
+    assert kimi["server"]["tensor_parallel"] == 8
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        ("data.sources.0.nmae", "x", "data.sources[0].nmae: unknown key (did you mean name?)"),
+        ("foo", 1, "foo: unknown key"),
+        ("server.replica", 2, "server.replica: unknown key (did you mean replicas?)"),
+        ("data.max_tokens", "many", 'data.max_tokens: expected integer (longest sample in tokens), found "many"'),
+        ("data.sources", [], "data.sources: expected at least 1 entry"),
+        ("data.sources.0.name", "a/b", "data.sources[0].name: expected text like"),
+        (
+            "data.over_long",
+            "drop",
+            'data.over_long: expected one of skip, cut (a longer sample is skipped, or cut at the end of a turn), found "drop"',
+        ),
+        ("capture.residual_layers", "eagle", "capture.residual_layers: expected eagle3"),
+        ("capture.residual_layers", [2, 2], "capture.residual_layers: expected eagle3"),
+        ("capture.residual_layers", [4, 2], "capture.residual_layers: expected ascending numbers, found [4, 2]"),
+        ("max_bytes", "4 Gb", "max_bytes: expected budget for the states on the disk"),
+        ("shards.min_bytes", "1TiB", "shards.min_bytes: expected at most shards.max_bytes"),
+        ("checks.probe_fraction", 1.5, "checks.probe_fraction: expected at most 1"),
+        ("exclude", ["short"], "exclude[0]: expected text like"),
+        ("server.launcher", "kubernetes", "server.launcher: expected one of local, external"),
+        ("server.launcher", "external", "server.url: missing"),
+        ("server.env", {"A": 1}, "server.env.A: expected string, found 1"),
+        ("model", {}, "model.path: missing"),
+    ],
+)
+def test_a_wrong_key_is_named_with_its_path(path: str, value: object, expected: str) -> None:
+    with pytest.raises(UserError) as caught:
+        config.resolve(edited(path, value), origin="my.yaml")
+    assert f"my.yaml: {expected}" in str(caught.value)
+
+
+def test_two_sources_of_one_name_are_refused() -> None:
+    raw = minimal()
+    raw["data"]["sources"] *= 2
+    with pytest.raises(UserError, match="data.sources: expected a different name for each source, found a 2 times"):
+        config.resolve(raw, origin="my.yaml")
+
+
+def test_every_fault_is_named_at_once() -> None:
+    raw = edited("foo", 1)
+    raw["data"]["max_tokens"] = 0
+    with pytest.raises(UserError, match=r"data.max_tokens: .*foo: unknown key"):
+        config.resolve(raw, origin="my.yaml")
+
+
+def test_defaults_are_filled_in_and_sizes_become_numbers() -> None:
+    found = config.resolve(edited("shards.max_bytes", "1.5GiB") | {"shards": {"min_bytes": 10, "max_bytes": "1.5GiB"}}, origin="my.yaml")
+    assert found["shards"] == {"min_bytes": 10, "max_bytes": 3 << 29}
+    assert found["server"]["launcher"] == "local"
+    assert found["server"]["queue_bytes"] == 2 << 30
+    assert found["data"]["sources"][0]["format"] == "auto"
+    assert found["max_bytes"] is None
+    assert found["model"]["name"] == "m"
+
+
+def test_a_resolved_configuration_comes_back_unchanged() -> None:
+    found = config.resolve(minimal(), origin="my.yaml")
+    assert config.resolve(found, origin="again") == found
+
+
+def test_a_resolved_configuration_is_found_again_where_its_content_says(tmp_path: Path) -> None:
+    found = config.resolve({**minimal(), "results": str(tmp_path)}, origin="my.yaml")
+    config.save_resolved(found)
+    path = config.resolved_path(found)
+    assert config.load(path) == found
+    assert [path.name for path in (tmp_path / "config").iterdir()] == [path.name]
+    assert config.resolved_path({**found, "exclude": ["0" * 32]}) != path
+
+
+@pytest.mark.parametrize(("text", "expected"), [("- a", "expected a mapping"), ("a: [", "not valid YAML")])
+def test_a_file_that_is_no_configuration_is_named(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=expected) as caught:
+        config.load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no.yaml: the configuration cannot be read"):
+        config.load(tmp_path / "no.yaml")
+
+
+def test_every_default_in_the_schema_satisfies_the_schema() -> None:
+    """Defaults are filled in after validation, so a wrong one would go unnoticed."""
+    resolved = config.resolve(minimal(), origin="my.yaml")
+    config.resolve(resolved, origin="defaults")
+    schema = yaml.safe_load(config.SCHEMA.read_text())
+    assert set(resolved) == set(schema["properties"])
