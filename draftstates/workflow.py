@@ -1,0 +1,87 @@
+"""What the workflow's rules ask: which sources decide a rule's result, which shards are there, and the environment of its commands.
+
+Everything here is cheap: Snakemake parses its files again for every job on a cluster.
+"""
+
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from draftstates.config import resolved_path
+from draftstates.server.processes import adopt_ownership
+
+PACKAGE = Path(__file__).parent
+SHARD_PARTS = (".safetensors", ".probe.safetensors", ".receipts.json")
+ANY_RUN = "[^/]+"
+_TOKENIZER_FILES = ("tokenizer*", "*.jinja", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model", "*.py")
+
+
+def source_digest(*parts: str) -> str:
+    """Hash of the package's source files that decide a rule's result: a rule with it in `params` is stale when they change.
+
+    Args:
+        parts: modules or folders of modules, relative to the package, such as `ids.py` or `tokens`.
+    """
+    digest = hashlib.sha256()
+    for part in parts:
+        path = PACKAGE / part
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(file.relative_to(PACKAGE).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def model_digest(folder: Path) -> str:
+    """The model's content; `not there` until the rule that makes it has run (Snakemake asks again before the job)."""
+    if not (folder / "config.json").exists():
+        return "not there"
+    from draftstates import model  # it imports torch, which takes seconds, and most jobs never ask
+
+    return model.digest(folder)
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """Hash of the files that decide what text becomes which tokens; like `model_digest` where there is no model yet."""
+    if not (folder / "config.json").exists():
+        return "not there"
+    digest = hashlib.sha256()
+    for file in sorted({file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern)}):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def runs_without_present_shards(results: Path) -> str:
+    """Regular expression for the wildcard `run` that refuses every shard whose files are all there.
+
+    What is captured depends on capture key and shard id alone, and both are in the path. So no rule makes a shard that is
+    there, and no change of rule text, script, parameter, image or age can have it made again; deleting it does.
+    """
+    present = sorted(re.escape(f"{run}/shards/{name}") for run, name in _present_shards(results))
+    return rf"(?!(?:{'|'.join(present)})\.){ANY_RUN}" if present else ANY_RUN
+
+
+def _present_shards(results: Path) -> Iterable[tuple[str, str]]:
+    for folder in results.glob("*/shards"):
+        if folder.parent.name == "tokens":
+            continue
+        names = set(os.listdir(folder))
+        for name in names:
+            stem = name.removesuffix(SHARD_PARTS[0])
+            if stem != name and all(stem + part in names for part in SHARD_PARTS):
+                yield folder.parent.name, stem
+
+
+def export_environment(config: dict[str, Any]) -> None:
+    """Set what the rules' commands find in their environment. It is no trigger, unlike parameters.
+
+    - `PATH`: the Python that runs Snakemake first, so that `python` has the package;
+    - `DRAFTSTATES_CONFIG`: file of the resolved configuration; `DRAFTSTATES_MODEL`: folder of the model;
+    - `DRAFTSTATES_OWNER`: this process, unless it is part of a run itself: the server ends with it.
+    """
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    os.environ["DRAFTSTATES_CONFIG"] = str(resolved_path(config))
+    os.environ["DRAFTSTATES_MODEL"] = config["model"]["path"]
+    adopt_ownership()

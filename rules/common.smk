@@ -1,0 +1,88 @@
+"""What all rules share: the checked configuration, names, input functions."""
+
+import functools
+import json
+import os
+from pathlib import Path
+
+from draftstates import workflow as ask
+from draftstates.config import resolve, save_resolved
+from draftstates.errors import UserError
+from snakemake.exceptions import WorkflowError
+
+try:
+    config = resolve(config, origin=" ".join(map(str, workflow.overwrite_configfiles)) or "config.yaml")
+except UserError as error:
+    raise WorkflowError(str(error)) from None
+
+ask.export_environment(config)
+
+RESULTS = Path(config["results"])
+LOGS = RESULTS / "logs"
+BENCHMARKS = RESULTS / "benchmarks"
+PLAN = RESULTS / "plan.json"
+RUN = RESULTS / "{run}"
+SHARD = RUN / "shards" / "{shard_id}"
+SHARD_TOKENS = RESULTS / "tokens" / "shards"
+MODEL = Path(config["model"]["path"])
+SOURCES = {source["name"]: source for source in config["data"]["sources"]}
+
+
+wildcard_constraints:
+    source="|".join(map(re.escape, SOURCES)),
+    run=ask.ANY_RUN,
+    shard_id="[0-9a-f]{32}",
+
+
+def source_files(wildcards):
+    return SOURCES[wildcards.source]["files"]
+
+
+def tokenise_options(wildcards):
+    """What decides a source's tokens, of the configuration. As text in a fixed order, so that reordered keys change nothing."""
+    options = {**config["data"], "sources": SOURCES[wildcards.source], "trust_remote_code": config["model"]["trust_remote_code"]}
+    return json.dumps(options, sort_keys=True)
+
+
+def tokenizer_digest(wildcards):
+    return ask.tokenizer_digest(MODEL)
+
+
+def model_digest(wildcards):
+    return ask.model_digest(MODEL)
+
+
+@functools.lru_cache(maxsize=1)
+def read_plan(path, modified):
+    return json.loads(Path(path).read_text())
+
+
+def planned():
+    """The plan, once its checkpoint has been reached in this run."""
+    path = checkpoints.plan.get().output.plan
+    return read_plan(path, os.stat(path).st_mtime_ns)
+
+
+def in_run(pattern):
+    """The files of all planned shards that `pattern` names."""
+    plan = planned()
+    return [str(pattern).format(run=plan["run"], shard_id=shard["shard_id"]) for shard in plan["shards"]]
+
+
+def verified_files(wildcards):
+    return in_run(RUN / "verified" / "{shard_id}.json")
+
+
+def final_files(wildcards):
+    """All that a run promises. The shards too, or nobody would notice that one behind a present manifest is gone."""
+    folder = RESULTS / planned()["run"]
+    shards = in_run(f"{SHARD}.safetensors")
+    return [folder / "manifest.json", folder / "samples.parquet", *shards, *verified_files(wildcards)]
+
+
+def shard_tokens(wildcards):
+    """A shard's tokens: the plan writes them beside its declared output, so nothing but the plan can bring them back."""
+    path = SHARD_TOKENS / f"{wildcards.shard_id}.parquet"
+    if PLAN.exists() and not path.exists():
+        raise WorkflowError(f"{path} is gone and shard {wildcards.shard_id} is still to be captured: run again with --forcerun plan")
+    return path

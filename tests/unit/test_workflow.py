@@ -1,0 +1,65 @@
+"""What the rules ask: which shards are there, and whether sources and models have changed."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from draftstates import workflow
+
+ID, OTHER = "0" * 32, "1" * 32
+
+
+def make_shard(results: Path, run: str, name: str, *, without: str = "") -> None:
+    folder = results / run / "shards"
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in workflow.SHARD_PARTS:
+        if part != without:
+            (folder / (name + part)).touch()
+
+
+def makes(results: Path, run: str, name: str) -> bool:
+    """Whether the rule for shards would make this one."""
+    pattern = rf"results/(?P<run>{workflow.runs_without_present_shards(results)})/shards/(?P<shard_id>[0-9a-f]{{32}})\.safetensors"
+    return re.fullmatch(pattern, f"results/{run}/shards/{name}.safetensors") is not None
+
+
+def test_a_present_shard_has_no_rule_and_any_other_has(tmp_path: Path) -> None:
+    assert makes(tmp_path, "m-1", ID)
+    make_shard(tmp_path, "m-1", ID)
+    assert not makes(tmp_path, "m-1", ID)
+    assert makes(tmp_path, "m-1", OTHER)
+    assert makes(tmp_path, "m-2", ID)
+
+
+@pytest.mark.parametrize("part", workflow.SHARD_PARTS)
+def test_a_shard_that_lacks_a_part_is_made_again(tmp_path: Path, part: str) -> None:
+    make_shard(tmp_path, "m-1", ID, without=part)
+    make_shard(tmp_path, "m-1", OTHER)
+    assert makes(tmp_path, "m-1", ID)
+    assert not makes(tmp_path, "m-1", OTHER)
+
+
+def test_the_source_digest_follows_content_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workflow, "PACKAGE", tmp_path)
+    (tmp_path / "tokens").mkdir()
+    source = tmp_path / "tokens" / "a.py"
+    source.write_text("one")
+    before = workflow.source_digest("tokens")
+    source.touch()
+    assert workflow.source_digest("tokens") == before
+    source.write_text("two")
+    assert workflow.source_digest("tokens") != before
+    with pytest.raises(FileNotFoundError):
+        workflow.source_digest("gone.py")
+
+
+def test_the_tokenizer_digest_ignores_weights(tmp_path: Path) -> None:
+    assert workflow.tokenizer_digest(tmp_path) == workflow.model_digest(tmp_path) == "not there"
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (tmp_path / name).write_text(name)
+    before = workflow.tokenizer_digest(tmp_path)
+    (tmp_path / "model.safetensors").write_text("others")
+    assert workflow.tokenizer_digest(tmp_path) == before
+    (tmp_path / "tokenizer.json").write_text("another")
+    assert workflow.tokenizer_digest(tmp_path) != before
