@@ -1,0 +1,237 @@
+"""The plan: every row accounted for, shards that follow content, and room on the disk before a server starts."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from draftstates import ids
+from draftstates.errors import UserError
+from draftstates.extract import read_tokens
+from draftstates.plan import PlanOptions, check_accounting, make_plan, read_plan
+from draftstates.shards import CaptureSpec
+
+SPEC = CaptureSpec(
+    model="tiny",
+    model_digest="content-1",
+    compute_dtype="float32",
+    quantization=None,
+    stored_dtype="bfloat16",
+    num_layers=8,
+    hidden_size=16,
+    residual_layers=(2, 4, 5),
+    final_norm="post_norm",
+)
+OPTIONS = PlanOptions(min_bytes=20_000, max_bytes=80_000)
+
+
+class Row(NamedTuple):
+    """One sample, as a tokeniser writes it."""
+
+    row: int
+    part: int
+    input_ids: np.ndarray
+    loss_mask: np.ndarray
+
+    @property
+    def name(self) -> str:
+        return ids.sample_id(self.input_ids, self.loss_mask)
+
+
+def _rows(count: int, *, seed: int, length: int = 40) -> list[Row]:
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(5, 2 * length, count)
+    tokens = [generator.integers(0, 50, n).astype(np.int32) for n in lengths]
+    return [Row(index, 0, t, (np.arange(len(t)) % 2).astype(np.uint8)) for index, t in enumerate(tokens)]
+
+
+def _source(folder: Path, name: str, rows: Sequence[Row], *, rows_in: int | None = None, skipped: dict[str, int] | None = None) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.parquet"
+    table = pa.table(
+        {
+            "row": pa.array([row.row for row in rows], pa.int64()),
+            "part": pa.array([row.part for row in rows], pa.int32()),
+            "sample_id": pa.array([row.name for row in rows], pa.string()),
+            "input_ids": pa.array([row.input_ids.tolist() for row in rows], pa.list_(pa.int32())),
+            "loss_mask": pa.array([row.loss_mask.tolist() for row in rows], pa.list_(pa.uint8())),
+        }
+    )
+    pq.write_table(table, path, row_group_size=16)
+    kept = len({row.row for row in rows})
+    accounting = {
+        "source": name,
+        "rows_in": kept + sum((skipped or {}).values()) if rows_in is None else rows_in,
+        "kept": kept,
+        "samples": len(rows),
+        "skipped": skipped or {},
+        "failed": {},
+        "tokens": sum(len(row.input_ids) for row in rows),
+        "supervised_tokens": sum(int(row.loss_mask.sum()) for row in rows),
+    }
+    path.with_suffix(".json").write_text(json.dumps(accounting))
+    return path
+
+
+def _plan(results: Path, sources: dict[str, Sequence[Row]], **options: Any) -> dict[str, Any]:
+    files = [_source(results / "tokens", name, rows) for name, rows in sources.items()]
+    settings = {**OPTIONS.__dict__, **options}
+    return make_plan(files, spec=SPEC, results=results, options=PlanOptions(**settings))
+
+
+def _shard_names(plan: dict[str, Any]) -> set[str]:
+    return {shard["shard_id"] for shard in plan["shards"]}
+
+
+def test_the_shards_hold_every_sample_once_in_order(tmp_path: Path) -> None:
+    rows = _rows(200, seed=0)
+    plan = _plan(tmp_path, {"a": rows})
+    assert len(plan["shards"]) >= 6
+    captured = []
+    for shard in plan["shards"]:
+        path = tmp_path / "tokens" / "shards" / f"{shard['shard_id']}.parquet"
+        tokens = read_tokens(path, shard_id=shard["shard_id"])
+        assert (shard["samples"], shard["tokens"]) == (len(tokens.sample_ids), len(tokens.input_ids))
+        assert shard["supervised_tokens"] == int(tokens.loss_mask.sum())
+        assert 20_000 <= shard["bytes"] <= 80_000
+        captured += tokens.sample_ids
+        assert set(pq.read_table(path)["source"].to_pylist()) == {"a"}
+    assert captured == [row.name for row in rows]
+
+
+def test_the_plan_is_the_same_from_any_place_and_source_order(tmp_path: Path) -> None:
+    first, second = _rows(60, seed=0), _rows(60, seed=1)
+    one = _plan(tmp_path / "one", {"a": first, "b": second})
+    other = _plan(tmp_path / "two", {"b": second, "a": first})
+    assert one["shards"] == other["shards"]
+    assert one["accounting"] == other["accounting"]
+    assert one["run"] == SPEC.run_name
+    assert one["capture"]["key"] == SPEC.key
+
+
+def test_changing_one_row_of_one_source_leaves_the_other_shards(tmp_path: Path) -> None:
+    rows, others = _rows(200, seed=0), _rows(50, seed=1)
+    before = _shard_names(_plan(tmp_path, {"a": rows, "b": others}))
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "tokens" / "shards").iterdir()}
+    edited = [*rows[:100], rows[100]._replace(input_ids=rows[100].input_ids + 1), *rows[101:]]
+    after = _shard_names(_plan(tmp_path, {"a": edited, "b": others}))
+    assert 1 <= len(after - before) <= 2
+    assert all(path.stat().st_mtime_ns == date for path, date in files.items())
+
+
+def test_a_duplicate_in_a_later_source_is_skipped_and_counted(tmp_path: Path) -> None:
+    first, second = _rows(30, seed=0), _rows(30, seed=1)
+    second[3:5] = [second[3]._replace(input_ids=first[7].input_ids, loss_mask=first[7].loss_mask), second[4]]
+    plan = _plan(tmp_path, {"b": second, "a": first})
+    assert plan["accounting"]["sources"]["a"]["skipped"] == {}
+    assert plan["accounting"]["sources"]["b"]["skipped"] == {"duplicate": 1}
+    assert plan["accounting"]["totals"]["samples"] == 59
+    kept = _plan(tmp_path, {"b": second, "a": first}, deduplicate=False)
+    assert kept["accounting"]["totals"]["samples"] == 60
+
+
+def test_an_excluded_sample_is_skipped_and_counted(tmp_path: Path) -> None:
+    rows = _rows(30, seed=0)
+    plan = _plan(tmp_path, {"a": rows}, exclude=[rows[4].name, "f" * 32])
+    assert plan["accounting"]["totals"]["skipped"] == {"excluded": 1}
+    assert plan["accounting"]["totals"]["kept"] == 29
+    names = [name for path in (tmp_path / "tokens" / "shards").iterdir() for name in pq.read_table(path)["sample_id"].to_pylist()]
+    assert rows[4].name not in names
+
+
+def test_a_row_of_several_samples_is_kept_while_one_of_them_is(tmp_path: Path) -> None:
+    rows = _rows(4, seed=0)
+    parts = [rows[0], rows[1]._replace(row=0, part=1), rows[2]._replace(row=1), rows[3]._replace(row=1, part=1)]
+    plan = _plan(tmp_path, {"a": parts}, exclude=[parts[0].name, parts[2].name, parts[3].name])
+    account = plan["accounting"]["sources"]["a"]
+    assert (account["rows_in"], account["kept"], account["samples"], account["skipped"]) == (2, 1, 1, {"excluded": 1})
+
+
+def test_the_tokenisers_reasons_are_carried_into_the_totals(tmp_path: Path) -> None:
+    files = [
+        _source(tmp_path / "tokens", "a", _rows(5, seed=0), skipped={"empty": 2}),
+        _source(tmp_path / "tokens", "b", _rows(6, seed=1), skipped={"empty": 1, "over_long": 3}),
+    ]
+    plan = make_plan(files, spec=SPEC, results=tmp_path, options=OPTIONS)
+    totals = plan["accounting"]["totals"]
+    assert (totals["rows_in"], totals["kept"], totals["skipped"]) == (17, 11, {"empty": 3, "over_long": 3})
+
+
+def test_an_unexplained_row_is_an_error(tmp_path: Path) -> None:
+    source = _source(tmp_path / "tokens", "a", _rows(5, seed=0), rows_in=7, skipped={"empty": 1})
+    with pytest.raises(UserError, match=r"source a: unexplained rows: 7 in, but 5 kept \+ 1 skipped \+ 0 failed"):
+        make_plan([source], spec=SPEC, results=tmp_path, options=OPTIONS)
+    with pytest.raises(UserError, match="unexplained rows"):
+        check_accounting("x", {"rows_in": 3, "kept": 1, "skipped": {"empty": 1}, "failed": {}})
+
+
+def test_tokens_that_do_not_match_their_accounting_are_an_error(tmp_path: Path) -> None:
+    rows = _rows(50, seed=0)
+    source = _source(tmp_path / "tokens", "a", rows)
+    accounting = source.with_suffix(".json").read_text()
+    _source(tmp_path / "tokens", "a", rows[:-1])
+    source.with_suffix(".json").write_text(accounting)
+    with pytest.raises(UserError, match="unexplained rows: its accounting says 50 kept, the file has 49"):
+        make_plan([source], spec=SPEC, results=tmp_path, options=OPTIONS)
+
+
+def test_zero_kept_is_an_error_that_says_why(tmp_path: Path) -> None:
+    source = _source(tmp_path / "tokens", "a", [], skipped={"empty": 4})
+    with pytest.raises(UserError, match="not one sample is kept of 4 rows: 4 empty"):
+        make_plan([source], spec=SPEC, results=tmp_path, options=OPTIONS)
+
+
+def test_a_budget_that_is_too_small_is_an_error_with_the_numbers(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"max_bytes: the shards take [0-9,]+ bytes \(\d+ shards\), allowed are 1,000"):
+        _plan(tmp_path, {"a": _rows(50, seed=0)}, budget=1000)
+    assert not (tmp_path / "tokens" / "shards").exists()
+
+
+def test_a_disk_that_is_too_full_is_an_error_with_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = _plan(tmp_path, {"a": _rows(100, seed=0)})
+    needed = plan["bytes_needed"]
+    assert needed > sum(shard["bytes"] for shard in plan["shards"])
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed - 1))
+    with pytest.raises(UserError, match=f"take {needed:,} bytes, the disk has {needed - 1:,} free"):
+        _plan(tmp_path, {"a": _rows(100, seed=0)})
+    captured = tmp_path / SPEC.run_name / "shards" / f"{plan['shards'][0]['shard_id']}.safetensors"
+    captured.parent.mkdir(parents=True)
+    captured.touch()
+    again = _plan(tmp_path, {"a": _rows(100, seed=0)})
+    assert again["bytes_needed"] + again["bytes_present"] == needed
+    assert again["bytes_present"] > plan["shards"][0]["bytes"]
+
+
+def test_two_shards_of_the_same_samples_are_refused(tmp_path: Path) -> None:
+    rows = _rows(3, seed=0)
+    with pytest.raises(UserError, match="sources a and b hold the same 3 samples"):
+        _plan(tmp_path, {"a": rows, "b": rows}, deduplicate=False)
+
+
+def test_files_that_are_not_tokens_are_named(tmp_path: Path) -> None:
+    source = _source(tmp_path, "a", _rows(3, seed=0))
+    source.write_bytes(b"no parquet")
+    with pytest.raises(UserError, match=r"a\.parquet: expected a Parquet file of tokens"):
+        make_plan([source], spec=SPEC, results=tmp_path, options=OPTIONS)
+    pq.write_table(pa.table({"row": [1]}), source)
+    with pytest.raises(UserError, match="missing part, sample_id"):
+        make_plan([source], spec=SPEC, results=tmp_path, options=OPTIONS)
+    source.with_suffix(".json").unlink()
+    with pytest.raises(UserError, match=r"a\.json: expected a source's accounting"):
+        make_plan([source], spec=SPEC, results=tmp_path, options=OPTIONS)
+
+
+def test_a_plan_of_another_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(_plan(tmp_path, {"a": _rows(5, seed=0)})))
+    assert read_plan(path)["checks"] == {"probe_fraction": 0.01, "probe_minimum": 3}
+    path.write_text('{"format": "x", "format_version": 1}')
+    with pytest.raises(UserError, match="expected draftstates.plan version 1, found x 1"):
+        read_plan(path)
