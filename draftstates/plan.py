@@ -46,7 +46,7 @@ class PlanOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Cut:
-    """One source, cut: its index, the shard of each sample (-1: dropped), its shards as the plan lists them, their bytes with companions."""
+    """One source, cut: its index, the shard of each sample (-1: dropped), its shards as the plan lists them, and their bytes in all."""
 
     index: SourceIndex
     shard_of: np.ndarray  # int32 [S]
