@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import mmap
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch.utils.data import Dataset
 from draftstates.errors import UserError
 from draftstates.exports.trainers import States, Trainer, trainer
 from draftstates.final_norm import FinalNorm, FinalSource, find_final
-from draftstates.shards import Shard
+from draftstates.shards import STORED_DTYPES, Shard
 
 FORMAT = "draftstates.manifest"
 _CAPTURE_FIELDS = ("key", "model", "num_layers", "hidden_size", "residual_layers", "final_norm")
@@ -102,9 +103,22 @@ def split_values(ids: pa.ChunkedArray, *, seed: int) -> np.ndarray:
     return ((value ^ (value >> np.uint64(31))) >> np.uint64(11)) / 2.0**53
 
 
+def map_rows(shard: Shard, name: str, first: int, end: int) -> torch.Tensor:
+    """Rows first:end of a shard's states as a private map: [n, K, H] or [n, H], writable without reaching the file."""
+    dtype, shape, begin, _ = shard.header.tensors[name]
+    width = shard.header.states()[name][1]
+    start, stop = begin + first * width, begin + end * width
+    page = start - start % mmap.ALLOCATIONGRANULARITY
+    with open(shard.path, "rb") as file:
+        mapped = mmap.mmap(file.fileno(), stop - page, access=mmap.ACCESS_COPY, offset=page)
+    torch_dtype = next(torch_dtype for code, torch_dtype in STORED_DTYPES.values() if code == dtype)
+    return torch.frombuffer(mapped, dtype=torch_dtype, offset=start - page).reshape(end - first, *shape[1:])
+
+
 class ShardDataset(Dataset):
     """Map-style dataset over a manifest. Picklable; every worker process maps the shards for itself.
 
+    States are private maps of the file: nothing is read until it is touched, and what is written to them stays with that one item.
     Item i is a dict, named as the trainer `names` names it; with the default names: `input_ids` int32 [n], `loss_mask` uint8 [n],
     `hidden_states` [n, K, H] in ascending k, `final_hidden_state` [n, H], states in the stored dtype.
 
@@ -117,7 +131,6 @@ class ShardDataset(Dataset):
         norm: the model's final norm, where pre-norm is to become post-norm.
         split: None for all, "train" or "validation": chosen by each sample's own id, so that adding rows moves none between them.
         verify: compare each sample with its checksum at every read.
-        copy: False gives views of the map: faster, read-only, and written to only at the price of the process.
 
     Raises:
         UserError: on opening, where the capture is not what is asked for, and which of them is not.
@@ -136,7 +149,6 @@ class ShardDataset(Dataset):
         validation_fraction: float = 0.05,
         split_seed: int = 0,
         verify: bool = False,
-        copy: bool = True,
     ) -> None:
         self.path = Path(manifest)
         document = read_manifest(self.path)
@@ -155,7 +167,6 @@ class ShardDataset(Dataset):
         index = read_index(self.path.with_name("samples.parquet"), [shard["shard_id"] for shard in self.shards])
         self.index: Index = _split(index, split, validation_fraction, split_seed)
         self._verify = verify
-        self._copy = copy
         self._open: OrderedDict[int, Shard] = OrderedDict()
 
     def __len__(self) -> int:
@@ -175,17 +186,13 @@ class ShardDataset(Dataset):
         shard = self._shard(int(self.index.shard[i]))
         position = int(self.index.position[i])
         self._check(i, shard, position)
-        sample = shard.sample(position)
-        layers = sample["hidden_states"] if self._slots is None else sample["hidden_states"][:, self._slots]
-        final = self._final(sample)
-        if self._copy:  # indexing and norming have copied already
-            layers = layers.clone() if self._slots is None else layers
-            final = final.clone() if self._final.norm is None else final
+        first, end = shard.rows(position)
+        hidden, final = (map_rows(shard, name, first, end) for name in ("hidden_states", "final_hidden_state"))
         return States(
-            input_ids=sample["input_ids"],
-            loss_mask=sample["loss_mask"],
-            layers=layers,
-            final=final,
+            input_ids=torch.from_numpy(shard.input_ids[first:end].copy()),
+            loss_mask=torch.from_numpy(shard.loss_mask[first:end].copy()),
+            layers=hidden if self._slots is None else hidden[:, self._slots],
+            final=self._final(hidden, final),
             final_norm=self.final_norm,
         )
 

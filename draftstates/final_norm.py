@@ -68,9 +68,9 @@ class FinalSource:
     layer: int | None  # position of r_N among the captured layers, or None: the stored final state
     norm: FinalNorm | None  # to be applied, or None: as it is
 
-    def __call__(self, sample: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The final state [n, H] of a sample as `Shard.sample` gives it."""
-        rows = sample["final_hidden_state"] if self.layer is None else sample["hidden_states"][:, self.layer]
+    def __call__(self, hidden: torch.Tensor, final: torch.Tensor) -> torch.Tensor:
+        """The final state [n, H] of a sample, from its stored `hidden` [n, K, H] and `final` [n, H]."""
+        rows = final if self.layer is None else hidden[:, self.layer]
         return rows if self.norm is None else self.norm(rows)
 
 
