@@ -1,0 +1,106 @@
+"""Where every row of a source went: rows in = kept + skipped by reason, and never another sum."""
+
+from collections import Counter
+from typing import Any
+
+from draftstates.errors import UserError
+from draftstates.tokens.pipeline import RowResult
+from draftstates.tokens.reasons import BENIGN, REASONS, RowSkipped
+from draftstates.tokens.turns import Sample
+
+_EXAMPLES = 20
+
+
+class Accounting:
+    """Counts of one source, and the samples' ids seen so far."""
+
+    def __init__(self, source: str, *, deduplicate: bool) -> None:
+        self.source = source
+        self.counts: Counter[str] = Counter()
+        self.skipped: Counter[str] = Counter()
+        self.lost_turns: Counter[str] = Counter()
+        self._examples: list[dict[str, Any]] = []
+        self._seen: dict[bytes, int] | None = {} if deduplicate else None
+
+    def add(self, result: RowResult) -> list[tuple[int, str, Sample]]:
+        """Count a row; returns its samples that are kept: part, sample id, sample."""
+        self.counts["rows_in"] += 1
+        kept, skipped = [], result.skipped
+        for name, sample in result.samples:
+            first = self._first_row(name, result.number)
+            if first is None:
+                kept.append((len(kept), name, sample))
+            elif skipped is None:
+                skipped = RowSkipped("duplicate", f"the same tokens and targets as row {first}")
+        self.counts["duplicate_samples"] += len(result.samples) - len(kept)
+        if kept:
+            self._count_kept(kept, result)
+        else:
+            self._count_skipped(skipped or RowSkipped("duplicate", "no new sample"), result)
+        return kept
+
+    def _first_row(self, name: str, row: int) -> int | None:
+        if self._seen is None:
+            return None
+        key = bytes.fromhex(name)
+        if key in self._seen:
+            return self._seen[key]
+        self._seen[key] = row
+        return None
+
+    def _count_kept(self, kept: list[tuple[int, str, Sample]], result: RowResult) -> None:
+        self.counts["kept"] += 1
+        self.lost_turns.update(result.lost_turns)
+        for _, _, sample in kept:
+            self.counts["samples"] += 1
+            self.counts["cut_samples"] += sample.cut
+            self.counts["tokens"] += len(sample.input_ids)
+            self.counts["supervised_tokens"] += int(sample.loss_mask.sum())
+
+    def _count_skipped(self, skipped: RowSkipped, result: RowResult) -> None:
+        self.skipped[skipped.reason] += 1
+        if self.skipped[skipped.reason] <= _EXAMPLES:
+            example = {"row": result.number, "where": result.where, "reason": skipped.reason, "detail": skipped.detail[:500]}
+            self._examples.append(example)
+
+    @property
+    def bad(self) -> int:
+        """Rows that were skipped for what they are, not for how they were chosen."""
+        return sum(count for reason, count in self.skipped.items() if reason not in BENIGN)
+
+    def check(self, max_skipped_fraction: float) -> None:
+        """Raises UserError: too many bad rows, or nothing kept; or the sum does not close."""
+        rows, kept = self.counts["rows_in"], self.counts["kept"]
+        if rows != kept + sum(self.skipped.values()):
+            raise AssertionError(f"{self.source}: {rows} rows in, but {kept} kept and {dict(self.skipped)}")
+        if self.bad > max_skipped_fraction * rows:
+            allowed = f"more than max_skipped_fraction {max_skipped_fraction} allows"
+            raise UserError(f"source {self.source}: {self.bad} of {rows} rows are bad, {allowed}: {self._why()}")
+        if kept == 0:
+            raise UserError(f"source {self.source}: not one of {rows} rows is kept: {self._why()}")
+
+    def _why(self) -> str:
+        lines = []
+        for reason, count in self.skipped.most_common():
+            example = next(entry for entry in self._examples if entry["reason"] == reason)
+            lines.append(f"\n  {count} {reason} ({REASONS[reason]}), first at {example['where']}: {example['detail']}")
+        return "".join(lines) or "there are no rows"
+
+    def summary(self) -> str:
+        """One line for people."""
+        parts = [f"{self.counts['rows_in']:,} rows in, {self.counts['kept']:,} kept"]
+        parts += [f"{count:,} {reason}" for reason, count in sorted(self.skipped.items())]
+        tokens, targets = self.counts["tokens"], self.counts["supervised_tokens"]
+        return f"{self.source}: {', '.join(parts)}; {self.counts['samples']:,} samples, {tokens:,} tokens, {targets:,} targets"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The accounting file's content."""
+        numbers = ("rows_in", "kept", "samples", "tokens", "supervised_tokens", "duplicate_samples", "cut_samples")
+        return {
+            "source": self.source,
+            **{name: self.counts[name] for name in numbers},
+            "skipped": dict(sorted(self.skipped.items())),
+            "failed": {},
+            "lost_turns": dict(sorted(self.lost_turns.items())),
+            "examples": self._examples,
+        }

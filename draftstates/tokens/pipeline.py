@@ -1,0 +1,87 @@
+"""A row of a source to its samples: the work of one process."""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from draftstates.ids import keyed_fraction, sample_id
+from draftstates.tokens.conversations import Conversation, TokenRow, parse_row
+from draftstates.tokens.options import TokeniseOptions
+from draftstates.tokens.reasons import RowSkipped, shown
+from draftstates.tokens.rows import Row
+from draftstates.tokens.template import ChatTemplate
+from draftstates.tokens.turns import Sample, tokenise_conversation
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowResult:
+    """What became of a row: samples with their ids, or the reason why there are none; and turns that were left out of a kept row."""
+
+    number: int
+    where: str
+    samples: list[tuple[str, Sample]]
+    skipped: RowSkipped | None = None
+    lost_turns: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """All that a worker needs to turn rows into samples."""
+
+    tokenizer_path: Path
+    options: TokeniseOptions
+
+    @functools.cached_property
+    def template(self) -> ChatTemplate:
+        """Raises UserError where the tokenizer or its template cannot be used."""
+        options = self.options
+        return ChatTemplate(
+            self.tokenizer_path, chat_template=options.chat_template, arguments=options.template_arguments, end_tokens=options.end_tokens
+        )
+
+    def process(self, rows: Sequence[Row]) -> list[RowResult]:
+        return [self.process_row(row) for row in rows]
+
+    def process_row(self, row: Row) -> RowResult:
+        """Never raises for what a row holds: that is in the result's `skipped`."""
+        try:
+            parsed = parse_row(row.value, layout=self.options.format, columns=self.options.columns)
+            self._draw(parsed)
+            if isinstance(parsed, TokenRow):
+                samples, lost = [self._checked(parsed)], []
+            else:
+                samples, lost = tokenise_conversation(parsed, self.template, self.options)
+        except RowSkipped as skipped:
+            return RowResult(row.number, row.where, [], skipped)
+        named = [(sample_id(sample.input_ids, sample.loss_mask), sample) for sample in samples]
+        return RowResult(row.number, row.where, named, None, tuple(error.reason for error in lost))
+
+    def _draw(self, parsed: Conversation | TokenRow) -> None:
+        if self.options.weight < 1:
+            content = json.dumps(dataclasses.asdict(parsed), sort_keys=True, default=str)
+            if keyed_fraction(content, key="draftstates.weight") >= self.options.weight:
+                raise RowSkipped("not_sampled", f"outside the share of {self.options.weight}")
+
+    def _checked(self, row: TokenRow) -> Sample:
+        """A row that came as tokens: numbers in range, one mask value for each, within max_tokens."""
+        ids, mask, size = row.input_ids, row.loss_mask, self.template.vocabulary_size
+        if len(ids) != len(mask):
+            raise RowSkipped("bad_tokens", f"{len(ids)} ids but {len(mask)} mask values")
+        if not ids:
+            raise RowSkipped("empty", "expected tokens, found none")
+        for name, values, limit in (("input_ids", ids, size), ("loss_mask", mask, 2)):
+            wrong = next((value for value in values if type(value) is not int or not 0 <= value < limit), None)
+            if wrong is not None:
+                raise RowSkipped("bad_tokens", f"{name}: expected whole numbers from 0 to {limit - 1}, found {shown(wrong)}")
+        if len(ids) > self.options.max_tokens:
+            raise RowSkipped("too_long", f"expected at most {self.options.max_tokens} tokens, found {len(ids)}")
+        bos = self.template.tokenizer.bos_token_id
+        if bos is not None and ids[:2] == [bos, bos]:
+            raise RowSkipped("doubled_bos", f"the first two tokens are both {bos}")
+        if not any(mask):
+            raise RowSkipped("no_targets", f"none of {len(ids)} tokens is a target")
+        return Sample(np.asarray(ids, dtype=np.int32), np.asarray(mask, dtype=np.uint8))

@@ -1,0 +1,172 @@
+"""Reading a source's files row by row, whatever their kind, in memory that does not grow with them."""
+
+import dataclasses
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from draftstates.errors import UserError
+from draftstates.tokens.reasons import RowSkipped, shown
+
+_COMPRESSED = (".gz", ".zst")
+_CHUNK = 1 << 20
+_BATCH_ROWS = 256
+_DECODER = json.JSONDecoder()
+_BLANK = re.compile(r"[ \t\r\n]*")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a source: `number` counts from 0 over all its files, `where` names file and line (or row) for people.
+
+    `value` is the row's object; JSON text that is still to be parsed (bytes); or, for what cannot be read, why.
+    """
+
+    number: int
+    where: str
+    value: dict[str, Any] | bytes | RowSkipped | object
+
+
+def read_rows(paths: list[Path], *, limit: int | None = None) -> Iterator[Row]:
+    """The rows of the files, in order, at most `limit`.
+
+    JSON lines, JSON arrays (both also .gz and .zst), Parquet, Arrow files, and folders made by `save_to_disk`.
+    Blank lines are no rows. A line that is not JSON is a row that says so; a damaged Parquet or Arrow file is an error.
+
+    Raises:
+        UserError: a file is missing, of no known kind, or cannot be read.
+    """
+    number = 0
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"{path}: no such file")
+        try:
+            for place, value in _read_file(path):
+                yield Row(number, f"{path}, {place}", value)
+                number += 1
+                if number == limit:
+                    return
+        except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+            raise UserError(f"{path}: cannot be read: {error}") from error
+
+
+def _read_file(path: Path) -> Iterator[tuple[str, object]]:
+    if path.is_dir():
+        return _read_folder(path)
+    kind = path.with_suffix("").suffix if path.suffix in _COMPRESSED else path.suffix
+    if kind in (".jsonl", ".ndjson"):
+        return _read_lines(_open_text(path))
+    if kind == ".json":
+        return _read_json(path)
+    if path.suffix in (".parquet", ".pq"):
+        return _numbered(batch.to_pylist() for batch in pq.ParquetFile(path).iter_batches(batch_size=_BATCH_ROWS))
+    if path.suffix in (".arrow", ".feather"):
+        return _numbered(batch.to_pylist() for batch in _arrow_batches(path))
+    raise UserError(f"{path}: expected .jsonl, .ndjson, .json (also .gz, .zst), .parquet, .arrow or a save_to_disk folder")
+
+
+def _open_text(path: Path) -> io.BufferedReader:
+    return io.BufferedReader(pa.input_stream(str(path), compression="detect"))
+
+
+def _read_lines(file: io.BufferedReader) -> Iterator[tuple[str, bytes]]:
+    for line, text in enumerate(file, start=1):
+        if text.strip():
+            yield f"line {line}", text.strip()
+
+
+def _read_json(path: Path) -> Iterator[tuple[str, object]]:
+    file = _open_text(path)
+    if file.peek(_CHUNK).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"[":
+        return _read_array(path, io.TextIOWrapper(file, encoding="utf-8-sig"))
+    return _read_lines(file)
+
+
+def _read_array(path: Path, file: io.TextIOWrapper) -> Iterator[tuple[str, object]]:
+    """Elements of one JSON array, parsed one at a time. Where the file is cut short, the last row says so."""
+    text = file.read(_CHUNK)
+    at = _after_blank(text, 0) + 1
+    row = 0
+    while True:
+        at = _after_blank(text, at)
+        if text[at : at + 1] == "]":
+            break
+        value, end = _next_element(text, at)
+        if end is None:
+            more = file.read(max(_CHUNK, len(text) - at))
+            text, at = text[at:] + more, 0
+            if more:
+                continue
+            if text.rstrip().endswith("]"):
+                raise UserError(f"{path}: row {row} of the array is not JSON: {shown(text)}")
+            yield f"row {row}", RowSkipped("broken_json", f"the file is cut short in the middle of a row: {shown(text)}")
+            return
+        yield f"row {row}", value
+        row += 1
+        at = end + (text[end] == ",")
+    if (text[at + 1 :] + file.read(_CHUNK)).strip():
+        raise UserError(f"{path}: expected nothing after the array, found more text")
+
+
+def _after_blank(text: str, at: int) -> int:
+    found = _BLANK.match(text, at)
+    return found.end() if found else at
+
+
+def _next_element(text: str, at: int) -> tuple[object, int | None]:
+    """The element at `at` and where its separator is; None for the latter where more text is needed to tell."""
+    try:
+        value, end = _DECODER.raw_decode(text, at)
+    except (ValueError, RecursionError):
+        return None, None
+    end = _after_blank(text, end)
+    return (value, end) if text[end : end + 1] in (",", "]") and end < len(text) else (None, None)
+
+
+def _arrow_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    with pa.memory_map(str(path)) as source:
+        try:
+            reader: Any = pa.ipc.open_file(source)
+            batches = (reader.get_batch(index) for index in range(reader.num_record_batches))
+        except pa.ArrowInvalid:
+            source.seek(0)
+            batches = iter(pa.ipc.open_stream(source))
+        for batch in batches:
+            for start in range(0, batch.num_rows, _BATCH_ROWS):
+                yield batch.slice(start, _BATCH_ROWS)
+
+
+def _read_folder(path: Path) -> Iterator[tuple[str, object]]:
+    from datasets import Dataset, load_from_disk
+
+    try:
+        dataset = load_from_disk(str(path))
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: expected a folder made by save_to_disk: {error}") from error
+    if not isinstance(dataset, Dataset):
+        raise UserError(f"{path}: holds several splits, name one of them: {', '.join(str(path / split) for split in dataset)}")
+    table = dataset.with_format("arrow")
+    return _numbered(batch.to_pylist() for batch in table.iter(batch_size=_BATCH_ROWS))
+
+
+def _numbered(batches: Iterator[list[dict[str, Any]]]) -> Iterator[tuple[str, object]]:
+    row = 0
+    for batch in batches:
+        for value in batch:
+            yield f"row {row}", _without_fill(value)
+            row += 1
+
+
+def _without_fill(value: Any) -> Any:
+    """Columns give every struct every key; those that the row did not have come back as None and must not be rendered."""
+    if isinstance(value, dict):
+        return {key: _without_fill(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_fill(item) for item in value]
+    return value

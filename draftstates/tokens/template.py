@@ -1,0 +1,192 @@
+"""A model's chat template and tokenizer: rendering, exact tokenising, and where an assistant turn ends."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from draftstates.errors import UserError
+from draftstates.tokens.conversations import Conversation
+from draftstates.tokens.reasons import RowSkipped
+
+_ANSWERS = ("Yes", "two words.", "x=1", "Ω9")  # what they have in common at a turn's end is the template's
+_TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}}
+
+
+class ChatTemplate:
+    """The chat template and tokenizer in a folder.
+
+    Attributes:
+        end_ids: tokens that end an assistant turn; the end token is a target.
+        tail: tokens that the template puts after the end token (ChatML's newline); they are none.
+        closing: all that the template puts after an assistant's text, end token and tail included.
+        added_ids: the vocabulary's marks, at which text is split before anything else.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        chat_template: Path | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        end_tokens: Sequence[str] = (),
+    ) -> None:
+        from transformers import AutoTokenizer
+
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"{folder}: expected a tokenizer that transformers can load: {error}") from error
+        if chat_template is not None:
+            self.tokenizer.chat_template = _read_template(chat_template)
+        if not self.tokenizer.chat_template:
+            raise UserError(f"{folder}: the tokenizer has no chat template; name one with data.chat_template")
+        self.folder = folder
+        self._arguments = dict(arguments or {})
+        self.vocabulary_size = len(self.tokenizer)
+        self.added_ids = frozenset(self.tokenizer.added_tokens_decoder)
+        self.closing = self._find_closing()
+        self.end_ids, self.tail = self._find_turn_end(_ids_of(end_tokens, self.tokenizer) | _model_end_ids(folder, self.tokenizer))
+        self.takes_parts = self._takes_parts()
+        self._ignored = self._find_ignored()
+
+    def render(self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None = None, prompt: bool = False) -> str:
+        """The conversation as text; with `prompt` up to where the model would begin its turn.
+
+        Raises:
+            RowSkipped: `template_error`, the template refuses the messages.
+        """
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, tools=tools, add_generation_prompt=prompt, tokenize=False, **self._arguments
+            )
+        except Exception as error:  # a template is a program of its own: whatever it raises is the row's fault
+            raise RowSkipped("template_error", f"{type(error).__name__}: {error}") from None
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of rendered text. The template has put in every special token, so the tokenizer adds none.
+
+        Raises:
+            RowSkipped: `bad_text`, lone surrogates.
+        """
+        try:
+            return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        except (UnicodeEncodeError, TypeError) as error:
+            raise RowSkipped("bad_text", str(error)) from None
+
+    def turn_end(self, turn: Sequence[int]) -> int:
+        """Tokens of an assistant turn up to and including its end token.
+
+        Args:
+            turn: ids from the generation prompt's end to the end of the rendering.
+
+        Raises:
+            RowSkipped: `no_turn_end`.
+        """
+        end = len(turn) - len(self.tail)
+        if end < 1 or list(turn[end:]) != self.tail or turn[end - 1] not in self.end_ids:
+            expected = ", ".join(self.tokenizer.convert_ids_to_tokens(sorted(self.end_ids)))
+            found = self.tokenizer.convert_ids_to_tokens(list(turn[-4:]))
+            raise RowSkipped(
+                "no_turn_end", f"expected one of {expected} and then {len(self.tail)} more tokens, found a turn that ends in {found}"
+            )
+        return end
+
+    def prepared(self, conversation: Conversation) -> list[dict[str, Any]]:
+        """The messages as the template takes them: lists of parts as they are, or as one text where it takes only that.
+
+        Raises:
+            RowSkipped: `not_rendered`, the template would leave out a role, the tools or the tool calls.
+        """
+        messages = [self._flattened(message) for message in conversation.messages]
+        present = {message["role"] for message in messages} | ({"tools"} if conversation.tools else set())
+        if any(message.get("tool_calls") for message in messages):
+            present.add("tool calls")
+        if lost := sorted(present & self._ignored):
+            raise RowSkipped("not_rendered", f"the chat template ignores {', '.join(lost)}")
+        return messages
+
+    def _flattened(self, message: dict[str, Any]) -> dict[str, Any]:
+        content = message["content"]
+        if isinstance(content, str) or (self.takes_parts and message["role"] != "tool"):
+            return message
+        return {**message, "content": " ".join(part["text"] for part in content)}
+
+    def _find_closing(self) -> list[int]:
+        user = {"role": "user", "content": "Hi"}
+        try:
+            turns = [self.encode(self.render([user, {"role": "assistant", "content": answer}])) for answer in _ANSWERS]
+        except RowSkipped as error:
+            raise UserError(f"{self.folder}: the chat template cannot render a user's and an assistant's message: {error.detail}") from None
+        return _common_suffix(turns)
+
+    def _find_turn_end(self, named: set[int]) -> tuple[frozenset[int], list[int]]:
+        """The end tokens, and what follows: the first that the model names, else the first special one, else the last that is not blank."""
+        special = {key for key, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        for ends in (named, special):
+            if found := [index for index, token in enumerate(self.closing) if token in ends]:
+                return frozenset(named | {self.closing[found[0]]}), self.closing[found[0] + 1 :]
+        text = [index for index, token in enumerate(self.closing) if self.tokenizer.decode([token]).strip()]
+        if not text:
+            raise UserError(f"{self.folder}: the chat template puts nothing after an assistant turn, so its end cannot be learnt")
+        return frozenset(named | {self.closing[text[-1]]}), self.closing[text[-1] + 1 :]
+
+    def _takes_parts(self) -> bool:
+        try:
+            parts = self.render([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}], prompt=True)
+            return parts == self.render([{"role": "user", "content": "Hi"}], prompt=True)
+        except RowSkipped:
+            return False
+
+    def _find_ignored(self) -> frozenset[str]:
+        """What the template drops without a word: two conversations that differ in nothing else come out the same."""
+        user, answer = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}
+
+        def call(name: str) -> dict[str, Any]:
+            return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": name, "arguments": {}}}]}
+
+        pairs: dict[str, list[tuple[list[dict[str, Any]], list[dict[str, Any]] | None]]] = {
+            role: [([{"role": role, "content": text}, user, answer], None) for text in "ab"] for role in ("system", "developer")
+        }
+        pairs["tool"] = [([user, call("f"), {"role": "tool", "content": text}, answer], [_TOOL]) for text in "ab"]
+        pairs["tool calls"] = [([user, call(name)], [_TOOL]) for name in "fg"]
+        pairs["tools"] = [([user, answer], tools) for tools in (None, [_TOOL])]
+        return frozenset(name for name, (one, other) in pairs.items() if self._same(one, other))
+
+    def _same(self, one: tuple[list[dict[str, Any]], Any], other: tuple[list[dict[str, Any]], Any]) -> bool:
+        try:
+            return self.render(one[0], tools=one[1]) == self.render(other[0], tools=other[1])
+        except RowSkipped:
+            return False  # it says so itself when a row has it
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: expected a Jinja chat template: {error}") from error
+
+
+def _ids_of(tokens: Sequence[str], tokenizer: Any) -> set[int]:
+    vocabulary = tokenizer.get_vocab()
+    if unknown := [token for token in tokens if token not in vocabulary]:
+        raise UserError(f"data.end_tokens: not in the vocabulary: {', '.join(unknown)}")
+    return {vocabulary[token] for token in tokens}
+
+
+def _model_end_ids(folder: Path, tokenizer: Any) -> set[int]:
+    """End tokens that the model's own files name; the end of a turn need not be the end of text."""
+    found = {tokenizer.eos_token_id}
+    for name in ("generation_config.json", "config.json"):
+        if (folder / name).exists():
+            named = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
+            found.update(named if isinstance(named, list) else [named])
+    return {token for token in found if isinstance(token, int)}
+
+
+def _common_suffix(sequences: list[list[int]]) -> list[int]:
+    shortest = min(map(len, sequences))
+    length = 0
+    while length < shortest and len({sequence[-length - 1] for sequence in sequences}) == 1:
+        length += 1
+    return sequences[0][len(sequences[0]) - length :]

@@ -1,0 +1,133 @@
+"""A source to a Parquet file of samples and a JSON file that accounts for every row."""
+
+import collections
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+from draftstates.errors import UserError
+from draftstates.tokens.accounting import Accounting
+from draftstates.tokens.options import TokeniseOptions
+from draftstates.tokens.output import SampleWriter, write_atomically
+from draftstates.tokens.pipeline import Pipeline, RowResult
+from draftstates.tokens.rows import Row, read_rows
+
+_CHUNK_ROWS = 128
+_PROGRESS_SECONDS = 5.0
+_pipeline: Pipeline | None = None  # in a worker process: inherited from the parent, tokenizer and all
+
+
+def tokenise_source(
+    *,
+    name: str,
+    paths: list[Path],
+    tokenizer_path: Path,
+    options: TokeniseOptions,
+    output: Path,
+    accounting: Path,
+    workers: int = 1,
+) -> dict[str, Any]:
+    """Tokenise one source.
+
+    Args:
+        name: the source's name, for messages and the accounting.
+        paths: its files, in order.
+        tokenizer_path: folder with tokenizer and chat template.
+        output: Parquet, one row a sample in the source's order: `row` int64, `part` int32, `sample_id` string,
+            `input_ids` list<int32>, `loss_mask` list<uint8>.
+        accounting: JSON, see `Accounting.as_dict`.
+        workers: processes; the result does not depend on it.
+
+    Returns:
+        The accounting, with `rows_in == kept + sum(skipped)`.
+
+    Raises:
+        UserError: a file cannot be read, the template cannot be used, too many rows are bad, or none is kept.
+            Nothing is left under the final names then.
+    """
+    pipeline = Pipeline(tokenizer_path, options)
+    _ = pipeline.template  # a wrong tokenizer is reported before anything is read
+    counts = Accounting(name, deduplicate=options.deduplicate)
+    progress = _Progress(name)
+    with SampleWriter(output) as writer:
+        for result in _results(pipeline, read_rows(paths, limit=options.limit), workers):
+            for part, sample_id, sample in counts.add(result):
+                writer.add(row=result.number, part=part, sample_id=sample_id, sample=sample)
+            progress.show(counts)
+        counts.check(options.max_skipped_fraction)
+        writer.finish()
+    write_atomically(accounting, json.dumps(counts.as_dict(), indent=1, ensure_ascii=False) + "\n")
+    progress.show(counts, last=True)
+    return counts.as_dict()
+
+
+def _results(pipeline: Pipeline, rows: Iterator[Row], workers: int) -> Iterator[RowResult]:
+    chunks = _chunked(rows)
+    first = next(chunks, [])
+    if workers < 2 or len(first) < _CHUNK_ROWS:  # a small source is done before a second process has started
+        yield from pipeline.process(first)
+        for chunk in chunks:
+            yield from pipeline.process(chunk)
+        return
+    yield from _in_parallel(pipeline, first, chunks, workers)
+
+
+def _chunked(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    chunk: list[Row] = []
+    for row in rows:
+        chunk.append(row)
+        if len(chunk) == _CHUNK_ROWS:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _in_parallel(pipeline: Pipeline, first: list[Row], chunks: Iterator[list[Row]], workers: int) -> Iterator[RowResult]:
+    """Results in the rows' order, with a bounded number of chunks under way."""
+    global _pipeline
+    _pipeline = pipeline
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread a process; and it must not be on when we fork
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as pool:
+        pending = collections.deque([pool.submit(_work, first)])
+        try:
+            for chunk in chunks:
+                pending.append(pool.submit(_work, chunk))
+                if len(pending) > 3 * workers:
+                    yield from pending.popleft().result()
+            while pending:
+                yield from pending.popleft().result()
+        except BrokenProcessPool:
+            raise UserError("a tokenising process ended abruptly; was it killed for want of memory?") from None
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _work(rows: list[Row]) -> list[RowResult]:
+    assert _pipeline is not None
+    return _pipeline.process(rows)
+
+
+class _Progress:
+    """A line on stderr every few seconds: rows, rate, what was kept."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.start = self.shown = time.monotonic()
+
+    def show(self, counts: Accounting, *, last: bool = False) -> None:
+        now = time.monotonic()
+        if last:
+            rate = counts.counts["rows_in"] / max(now - self.start, 1e-9)
+            print(f"{counts.summary()}; {rate:,.0f} rows/s", file=sys.stderr)
+        elif now - self.shown > _PROGRESS_SECONDS:
+            self.shown = now
+            rows = counts.counts["rows_in"]
+            print(f"{self.name}: {rows:,} rows, {rows / (now - self.start):,.0f} rows/s", file=sys.stderr, flush=True)

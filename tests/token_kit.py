@@ -1,0 +1,76 @@
+"""What the tests of tokenising share: real tokenizers, and samples made readable."""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+from draftstates.tokens.conversations import Conversation
+from draftstates.tokens.options import TokeniseOptions
+from draftstates.tokens.template import ChatTemplate
+from draftstates.tokens.tokenise import tokenise_source
+from draftstates.tokens.turns import Sample, tokenise_conversation
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+SMOLLM2 = REPOSITORY / "models" / "SmolLM2-135M-Instruct"
+TEMPLATES = Path(__file__).resolve().parent / "chat_templates"
+
+
+def tokenizer_folder(name: str) -> Path:
+    """Folder of a tokenizer that `fetch_tokenizers.py` has put into the cache, or of the demo's model."""
+    folder = SMOLLM2 if name == "smollm2" else REPOSITORY / ".cache" / "tokenizers" / name
+    assert (folder / "tokenizer.json").exists(), f"{folder}: run `make test`, or tests/fetch_tokenizers.py first"
+    return folder
+
+
+@functools.cache
+def template(name: str, file: str | None = None, **arguments: Any) -> ChatTemplate:
+    """A chat template with its tokenizer, loaded once."""
+    return ChatTemplate(tokenizer_folder(name), chat_template=TEMPLATES / file if file else None, arguments=arguments)
+
+
+def chat(*turns: str, system: str | None = None) -> list[dict[str, Any]]:
+    """Messages of a user and an assistant in turn."""
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    return messages + [{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(turns)]
+
+
+def tokenise(
+    loaded: ChatTemplate, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None = None, **options: Any
+) -> list[Sample]:
+    """Samples of one conversation; an error where some of its turns are left out."""
+    samples, lost = tokenise_conversation(Conversation(messages, tools), loaded, TokeniseOptions(**{"max_tokens": 4096, **options}))
+    assert not lost
+    return samples
+
+
+def server_ids(loaded: ChatTemplate, messages: list[dict[str, Any]], *, prompt: bool = False, **arguments: Any) -> list[int]:
+    """Ids as transformers' own `apply_chat_template` gives them."""
+    return loaded.tokenizer.apply_chat_template(messages, add_generation_prompt=prompt, **arguments)["input_ids"]
+
+
+def targets(loaded: ChatTemplate, sample: Sample) -> list[str]:
+    """The text of each run of targets."""
+    runs: list[list[int]] = []
+    for index, (token, target) in enumerate(zip(sample.input_ids.tolist(), sample.loss_mask.tolist(), strict=True)):
+        if target:
+            if index == 0 or not sample.loss_mask[index - 1]:
+                runs.append([])
+            runs[-1].append(token)
+    return [loaded.tokenizer.decode(run) for run in runs]
+
+
+def run_source(folder: Path, rows: list[Any], *, workers: int = 1, tokenizer: str = "smollm2", **options: Any) -> dict[str, Any]:
+    """Tokenise rows (objects, or text of a line as it is) as one JSONL source named `test` in `folder`; returns the accounting."""
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    source = folder / "rows.jsonl"
+    source.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return tokenise_source(
+        name="test",
+        paths=[source],
+        tokenizer_path=tokenizer_folder(tokenizer),
+        options=TokeniseOptions(**{"max_tokens": 2048, "max_skipped_fraction": 1.0, **options}),
+        output=folder / "test.parquet",
+        accounting=folder / "test.json",
+        workers=workers,
+    )
