@@ -15,6 +15,7 @@ from draftstates.errors import UserError
 OWNER_VARIABLE = "DRAFTSTATES_OWNER"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_KERNEL_SECONDS = 30.0  # what KILL does not end by then is stuck in the kernel, and nothing ends that
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -26,8 +27,13 @@ class Process:
     started: int
 
     @classmethod
+    def of(cls, pid: int) -> "Process":
+        """Raises OSError if there is none."""
+        return cls(pid, _stat(pid)[2])
+
+    @classmethod
     def current(cls) -> "Process":
-        return cls(os.getpid(), _stat(os.getpid())[2])
+        return cls.of(os.getpid())
 
     @classmethod
     def parse(cls, text: str) -> "Process":
@@ -101,42 +107,43 @@ def exit_on_term() -> None:
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which a child would inherit
 
 
-def descendants() -> list[int]:
-    """All living processes below this one."""
-    children: dict[int, list[int]] = {}
+def descendants() -> dict[int, int]:
+    """All living processes below this one, each with its parent."""
+    parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 state, parent, _ = _stat(int(entry.name))
                 if state not in "ZX":
-                    children.setdefault(parent, []).append(int(entry.name))
-    found, todo = [], [os.getpid()]
+                    parents[int(entry.name)] = parent
+    found: dict[int, int] = {}
+    todo = {os.getpid()}
     while todo:
-        below = children.get(todo.pop(), [])
-        found += below
-        todo += below
+        below = {pid: parent for pid, parent in parents.items() if parent in todo}
+        found |= below
+        todo = set(below)
     return found
 
 
 def end_descendants(grace: float) -> None:
-    """End every process below this one: TERM to its children, KILL to whatever is left after `grace` seconds.
+    """End every process below this one: TERM to its children, also to those it inherits on the way; after `grace` seconds KILL to all.
 
-    The caller must be a subreaper, or an orphan may slip away. TERM reaches this process no more.
+    A server ends its own helpers when it gets TERM; only what it leaves behind falls to this process, which must be a subreaper.
+    TERM has no effect on this process any more.
     """
     signal.signal(signal.SIGTERM, lambda *_: None)
-    _reap()
-    for pid in descendants():
-        with contextlib.suppress(OSError):
-            if _stat(pid)[1] == os.getpid():
-                os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + grace
+    told: set[int] = set()
+    _reap()
     while left := descendants():
-        if time.monotonic() > deadline:
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        if time.monotonic() > deadline + 30:  # only a process stuck in the kernel is left, and nothing ends that
+        late = time.monotonic() > deadline
+        if time.monotonic() > deadline + _KERNEL_SECONDS:
             break
+        for pid, parent in left.items():
+            if late or (parent == os.getpid() and pid not in told):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+                told.add(pid)
         time.sleep(0.05)
         _reap()
 

@@ -142,7 +142,6 @@ class Supervisor:
 
 def main() -> None:
     state, ready = State(Path(sys.argv[1])), int(sys.argv[2])
-    os.umask(0o077)
     exit_on_term()
     become_subreaper()
     settings = ServerSettings.from_json(state.settings.read_text())
