@@ -1,0 +1,64 @@
+"""A server to lease in tests: healthy after a delay, asks for its key, and can misbehave."""
+
+import argparse
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--starts", type=Path, required=True, help="gets a line with the pid at each start")
+    parser.add_argument("--delay", type=float, default=0.0)
+    parser.add_argument("--stubborn", action="store_true", help="ignore TERM, INT and HUP, and so do the helpers")
+    parser.add_argument("--helpers", type=int, default=0, help="children, each in a session of its own")
+    parser.add_argument("--break", dest="broken", action="store_true", help="write a lot, then exit with status 3")
+    return parser.parse_args()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    key = ""
+
+    def do_GET(self) -> None:
+        allowed = self.path == "/health" or self.headers.get("Authorization") == f"Bearer {self.key}"
+        self.send_response(200 if allowed else 401)
+        self.end_headers()
+        if allowed:
+            self.wfile.write(json.dumps({"pid": os.getpid(), "fds": open_files()}).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def open_files() -> list[str]:
+    folder = Path("/proc/self/fd")
+    return [os.readlink(folder / name) for name in os.listdir(folder) if (folder / name).is_symlink()]
+
+
+def main() -> None:
+    args = arguments()
+    if args.stubborn:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+    with open(args.starts, "a") as file:
+        file.write(f"{os.getpid()}\n")
+    if args.broken:
+        print(*(f"line {i}" for i in range(100)), sep="\n")
+        print("no such model", args.config.read_text(), flush=True)
+        sys.exit(3)
+    for _ in range(args.helpers):
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    time.sleep(args.delay)
+    Handler.key = args.config.read_text().removeprefix("api_key: ").strip()
+    print("ready", flush=True)
+    http.server.ThreadingHTTPServer(("127.0.0.1", args.port), Handler).serve_forever()
+
+
+main()

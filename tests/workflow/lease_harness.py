@@ -1,0 +1,101 @@
+"""Real Snakemake runs over leased stub servers, and a look at the processes that they leave."""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from draftstates.server.settings import ServerSettings
+
+FILES = Path(__file__).parent / "lease"
+MARK = "DRAFTSTATES_TEST_MARK"
+_REPOSITORY = FILES.parents[2]
+
+
+@dataclasses.dataclass
+class Playground:
+    """A working folder; every process started for it carries its path in the environment."""
+
+    folder: Path
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, MARK: str(self.folder), "PYTHONPATH": str(_REPOSITORY)}
+
+    def settings(self, *stub: str, **changes: object) -> ServerSettings:
+        """Settings of a stub server with the given extra arguments."""
+        starts = str(self.folder / "starts")
+        command = [sys.executable, str(FILES / "stub_server.py"), "--port", "{port}", "--config", "{key_config}", "--starts", starts]
+        defaults = {"state": self.folder / "state", "log": self.folder / "server.log", "idle_seconds": 3.0, "start_seconds": 30.0}
+        return ServerSettings(command=[*command, *stub], **{**defaults, **changes})  # type: ignore[arg-type]
+
+    def snakemake(self, settings: ServerSettings, *flags: str, shards: int, seconds: float = 0.2, fail: str = "none") -> subprocess.Popen:
+        """Start Snakemake in a process group of its own, as a terminal would."""
+        (self.folder / "settings.json").write_text(settings.to_json())
+        config = {"shards": shards, "seconds": seconds, "fail": fail, "python": sys.executable, "client": FILES / "shard.py"}
+        command = [sys.executable, "-m", "snakemake", "--snakefile", str(FILES / "Snakefile"), "--workflow-profile", "none", *flags]
+        return subprocess.Popen(
+            [*command, "--config", *(f"{key}={value}" for key, value in config.items())],
+            cwd=self.folder,
+            env=self.environment(),
+            stdout=open(self.folder / "snakemake.log", "ab"),
+            stderr=subprocess.STDOUT,
+            process_group=0,
+        )
+
+    def starts(self) -> list[int]:
+        """Pids of the servers started so far."""
+        with contextlib.suppress(FileNotFoundError):
+            return [int(line) for line in (self.folder / "starts").read_text().split()]
+        return []
+
+    def outputs(self) -> list[str]:
+        return sorted(path.stem for path in (self.folder / "out").glob("*.txt"))
+
+    def said(self) -> str:
+        """What Snakemake has printed."""
+        return (self.folder / "snakemake.log").read_text()
+
+    def survivors(self) -> list[str]:
+        """Command lines of the living processes that carry the mark."""
+        found = []
+        mark = f"{MARK}={self.folder}\0".encode()
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                if int(entry.name) != os.getpid() and mark in (entry / "environ").read_bytes():
+                    found.append(f"{entry.name} {(entry / 'cmdline').read_bytes().replace(bytes(1), b' ').decode()}")
+        return found
+
+    def end(self) -> None:
+        for line in self.survivors():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(line.split()[0]), signal.SIGKILL)
+
+
+def eventually(look: Callable[[], Any], *, within: float, what: str) -> Any:
+    """The first truthy value of `look()`; fails after `within` seconds."""
+    deadline = time.monotonic() + within
+    while not (value := look()):
+        assert time.monotonic() < deadline, f"not within {within} s: {what}"
+        time.sleep(0.1)
+    return value
+
+
+def find(playground: Playground, *words: str) -> list[int]:
+    """Pids of the playground's processes whose command line holds all of the words."""
+    return [int(line.split()[0]) for line in playground.survivors() if all(word in line for word in words)]
+
+
+def ended(play: Playground, *, within: float = 10) -> None:
+    eventually(lambda: not play.survivors(), within=within, what="everything has ended")
+
+
+def ask(url: str, key: str | None) -> str:
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"})
+    return urllib.request.urlopen(request, timeout=5).read().decode()

@@ -1,0 +1,103 @@
+"""What a lease gives: an address that is private, tested, and known to work; else an error that says what is wrong."""
+
+import dataclasses
+import os
+import stat
+import sys
+import urllib.error
+from pathlib import Path
+
+import pytest
+from lease_harness import Playground, ask, ended
+
+from draftstates.errors import UserError
+from draftstates.server.lease import lease
+from draftstates.server.processes import Process
+
+SELFTEST = [sys.executable, "-c"]
+READ_ADDRESS = "from draftstates.server.address import read_address; from pathlib import Path; a = read_address(Path(sys.argv[1]));"
+
+
+def test_the_address_file_and_the_logs_are_private_and_the_key_is_on_no_command_line(play: Playground) -> None:
+    with lease(play.settings()) as address:
+        assert address.api_key
+        for name in ("state/address.json", "state/key.yaml", "server.log"):
+            assert stat.S_IMODE((play.folder / name).stat().st_mode) == 0o600, name
+        assert not [line for line in play.survivors() if address.api_key in line]
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            ask(address.urls[0], "another key")
+
+
+def test_replicas_are_several_servers_and_all_are_announced(play: Playground) -> None:
+    with lease(play.settings(replicas=2)) as address:
+        pids = {ask(url, address.api_key) for url in address.urls}
+        assert len(address.urls) == len(pids) == 2
+        assert (play.folder / "server.1.log").read_text().endswith("ready\n")
+
+
+def test_the_key_is_not_in_an_error(play: Playground) -> None:
+    with pytest.raises(UserError, match="api_key: <api key>"), lease(play.settings("--break")):
+        pass
+    assert "api_key: <" not in (play.folder / "server.log").read_text()
+
+
+def test_a_server_that_fails_its_selftest_is_given_to_nobody(play: Playground) -> None:
+    settings = play.settings(selftest=[*SELFTEST, "import sys; sys.exit('probe rows differ')"])
+    with pytest.raises(UserError, match=r"(?s)failed its self-test \(status 1\):\nprobe rows differ"), lease(settings):
+        pass
+    assert not (play.folder / "state/address.json").exists()
+    ended(play)
+
+
+def test_the_selftest_gets_the_address_before_anyone_else(play: Playground) -> None:
+    unannounced = f"import os; assert not os.path.exists('{play.folder}/state/address.json');"
+    code = f"import sys; {unannounced} {READ_ADDRESS} open('{play.folder}/tested', 'a').write(a.urls[0])"
+    with lease(play.settings(selftest=[*SELFTEST, code, "{address}"])) as address:
+        assert (play.folder / "tested").read_text() == address.urls[0]
+
+
+def test_an_external_server_is_tested_once_an_owner(play: Playground) -> None:
+    with lease(play.settings()) as address:
+        (play.folder / "key").write_text(f"{address.api_key}\n")
+        code = f"import sys; {READ_ADDRESS} open('{play.folder}/tested', 'a').write(a.api_key)"
+        settings = play.settings(
+            launcher="external",
+            url=f"{address.urls[0]}/",
+            api_key_file=play.folder / "key",
+            state=play.folder / "external",
+            selftest=[*SELFTEST, code, "{address}"],
+        )
+        for _ in range(2):
+            with lease(settings) as external:
+                assert external == dataclasses.replace(address, launcher="external")
+        assert (play.folder / "tested").read_text() == address.api_key
+        with lease(settings, owner=Process.of(os.getppid())):
+            assert (play.folder / "tested").read_text() == 2 * str(address.api_key)
+        refused = dataclasses.replace(settings, selftest=[*SELFTEST, "import sys; sys.exit('no plug-in')"])
+        with pytest.raises(UserError, match="no plug-in"), lease(refused):
+            pass
+
+
+def test_an_external_server_that_is_not_there_is_named(play: Playground) -> None:
+    settings = play.settings(launcher="external", url="http://127.0.0.1:9")
+    with pytest.raises(UserError, match=r"server.url: no server is ready at http://127.0.0.1:9: .*refused"), lease(settings):
+        pass
+    with (
+        pytest.raises(UserError, match="server.api_key_file: .*nowhere: No such file"),
+        lease(dataclasses.replace(settings, api_key_file=Path("nowhere"))),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"launcher": "slrm"}, "server.launcher must be one of .*found 'slrm'"),
+        ({"launcher": "external"}, "server.url is missing"),
+        ({"command": []}, "needs the command of a server"),
+        ({"replicas": 0}, "server.replicas must be 1 or more, found 0"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(play: Playground, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        dataclasses.replace(play.settings(), **changes)  # type: ignore[arg-type]

@@ -1,0 +1,195 @@
+"""The lease seen from its processes: who is told what, who ends whom, what is shared and what is not."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from lease_harness import FILES, Playground, ask, ended, eventually, find
+
+from draftstates.errors import UserError
+from draftstates.server.lease import lease
+from draftstates.server.processes import OWNER_VARIABLE, Process, adopt_ownership
+from draftstates.server.settings import ServerSettings
+
+
+def client_with_owner(play: Playground, settings: ServerSettings) -> tuple[subprocess.Popen, subprocess.Popen]:
+    """A process that holds a lease for ten minutes, and the process that owns the server."""
+    owner = subprocess.Popen(["sleep", "600"])
+    (play.folder / "settings.json").write_text(settings.to_json())
+    command = [sys.executable, str(FILES / "shard.py"), "out.txt", "--seconds", "600", "--fail", "none"]
+    client = subprocess.Popen(command, cwd=play.folder, env={**play.environment(), OWNER_VARIABLE: str(Process.of(owner.pid))})
+    eventually(lambda: (play.folder / "state/address.json").exists(), within=20, what="the server is announced")
+    return client, owner
+
+
+def test_the_server_ends_when_idle_and_not_while_leased(play: Playground) -> None:
+    settings = play.settings("--helpers", "2", idle_seconds=0.5)
+    with lease(settings) as address:
+        time.sleep(1.5)
+        ask(address.urls[0], address.api_key)
+        assert len(find(play, "time.sleep(600)")) == 2
+    ended(play, within=5)
+
+
+def test_a_second_lease_within_the_idle_time_finds_the_same_server(play: Playground) -> None:
+    with lease(play.settings()) as first:
+        pass
+    with lease(play.settings()) as second:
+        assert first == second
+    assert len(play.starts()) == 1
+
+
+def test_no_descriptor_of_client_or_supervisor_reaches_the_server(play: Playground) -> None:
+    read, write = os.pipe()
+    os.set_inheritable(write, True)
+    try:
+        with lease(play.settings()) as address:
+            found = ask(address.urls[0], address.api_key)
+            assert "server.log" in found
+            assert "pipe:" not in found
+            assert "lock" not in found
+            supervisor = find(play, "draftstates.server.supervisor")[0]
+            links = [os.readlink(path) for path in Path(f"/proc/{supervisor}/fd").iterdir() if path.is_symlink()]
+            assert not [link for link in links if "lease.lock" in link or "pipe:" in link]
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+@pytest.mark.parametrize("victim", ["draftstates.server.supervisor", "draftstates.server.keeper", "stub_server.py"])
+def test_one_process_killed_takes_the_whole_tree_along(play: Playground, victim: str) -> None:
+    with lease(play.settings("--stubborn", "--helpers", "2", idle_seconds=600.0)):
+        pid = [pid for pid in find(play, victim) if victim != "stub_server.py" or pid in play.starts()][0]
+        os.kill(pid, signal.SIGKILL)
+        ended(play)
+
+
+def test_after_a_killed_supervisor_the_next_server_waits_for_the_old_one_to_end(play: Playground) -> None:
+    settings = play.settings("--stubborn")
+    with lease(settings):
+        os.kill(find(play, "draftstates.server.supervisor")[0], signal.SIGKILL)
+        eventually(lambda: not find(play, "draftstates.server.supervisor"), within=5, what="the supervisor is gone")
+    with lease(settings):
+        assert len(find(play, "stub_server.py", "--stubborn")) == 2  # one server and its keeper
+    assert len(play.starts()) == 2
+
+
+def test_a_server_that_dies_under_a_lease_is_in_the_error_and_the_next_lease_starts_another(play: Playground) -> None:
+    settings = play.settings()
+    with (
+        pytest.raises(UserError, match=r"(?s)refused.*the server was ended by SIGKILL; the last lines of .*server.log:\nready"),
+        lease(settings),
+    ):
+        os.kill(play.starts()[0], signal.SIGKILL)
+        raise ConnectionError("connection refused")
+    with lease(settings) as address:
+        ask(address.urls[0], address.api_key)
+
+
+def test_an_error_that_is_not_the_servers_passes_unchanged(play: Playground) -> None:
+    with pytest.raises(ZeroDivisionError), lease(play.settings()):
+        raise ZeroDivisionError
+
+
+def test_a_server_stopped_by_hand_is_named(play: Playground) -> None:
+    with pytest.raises(UserError, match="the server was stopped while it was in use"), lease(play.settings()):
+        os.kill(find(play, "draftstates.server.supervisor")[0], signal.SIGTERM)
+        raise ConnectionError("connection refused")
+    ended(play)
+
+
+def test_the_owners_end_ends_server_and_clients(play: Playground) -> None:
+    client, owner = client_with_owner(play, play.settings(idle_seconds=600.0))
+    owner.kill()  # not waited for: it stays as a zombie, which counts as dead
+    assert client.wait(timeout=10) == -signal.SIGTERM
+    ended(play)
+    owner.wait()
+
+
+def test_a_process_that_got_an_owners_number_later_is_not_the_owner(play: Playground) -> None:
+    current = Process.current()
+    assert current.is_alive()
+    assert not dataclasses.replace(current, started=current.started - 1).is_alive()
+
+
+def test_a_lease_for_an_owner_that_is_gone_is_refused(play: Playground, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(OWNER_VARIABLE, "1:1")
+    with pytest.raises(UserError, match="the process 1:1 that DRAFTSTATES_OWNER names is gone"), lease(play.settings()):
+        pass
+    adopt_ownership()
+    assert os.environ[OWNER_VARIABLE] == str(Process.current())
+
+
+def test_a_living_owner_is_kept_by_the_processes_below_it(play: Playground, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = str(Process.of(os.getppid()))
+    monkeypatch.setenv(OWNER_VARIABLE, parent)
+    adopt_ownership()
+    assert os.environ[OWNER_VARIABLE] == parent
+
+
+def test_a_malformed_owner_is_named(play: Playground, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(OWNER_VARIABLE, "twelve")
+    with pytest.raises(UserError, match="DRAFTSTATES_OWNER must be <pid>:<start time>, found 'twelve'"), lease(play.settings()):
+        pass
+
+
+def test_a_server_with_other_settings_is_not_shared(play: Playground) -> None:
+    with (
+        lease(play.settings()),
+        pytest.raises(UserError, match="a server with other settings runs there"),
+        lease(play.settings("--delay", "0.1")),
+    ):
+        pass
+
+
+def test_a_server_with_other_settings_that_a_dead_run_has_left_is_replaced(play: Playground) -> None:
+    client, owner = client_with_owner(play, play.settings("--stubborn", idle_seconds=600.0))
+    os.kill(find(play, "draftstates.server.supervisor")[0], signal.SIGSTOP)  # so that it does not see its owner's end itself
+    owner.kill()
+    owner.wait()
+    client.wait(timeout=10)
+    timer = threading.Timer(1.0, os.kill, (find(play, "draftstates.server.supervisor")[0], signal.SIGCONT))
+    timer.start()
+    with lease(play.settings("--delay", "0.1")):
+        assert not find(play, "stub_server.py", "--stubborn")
+
+
+def test_a_server_that_is_never_ready_fails_at_its_deadline(play: Playground) -> None:
+    began = time.monotonic()
+    with pytest.raises(UserError, match=r"not ready within 2 s \(.*refused"), lease(play.settings("--delay", "600", start_seconds=2.0)):
+        pass
+    assert time.monotonic() - began < 10
+    ended(play)
+
+
+def test_a_command_that_does_not_exist_is_named(play: Playground) -> None:
+    settings = dataclasses.replace(play.settings(), command=["/no/such/program"])
+    with pytest.raises(UserError, match="cannot start /no/such/program: No such file"), lease(settings):
+        pass
+
+
+def test_a_held_server_stays_until_interrupted_and_its_death_is_told(play: Playground) -> None:
+    (play.folder / "settings.json").write_text(play.settings(idle_seconds=0.5).to_json())
+    code = (
+        "from draftstates.server.hold import hold; from draftstates.server.settings import ServerSettings; from draftstates.cli import run;"
+    )
+    code += "run(lambda: hold(ServerSettings.from_json(open('settings.json').read())))"
+    for number, status, word in [
+        (signal.SIGINT, 0, ""),
+        (signal.SIGKILL, 1, "error: the server has ended\nthe server was ended by SIGKILL"),
+    ]:
+        holder = subprocess.Popen([sys.executable, "-c", code], cwd=play.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert holder.stdout is not None
+        assert holder.stdout.readline().startswith("ready at http://127.0.0.1:")
+        time.sleep(1.0)
+        assert holder.poll() is None
+        os.kill(holder.pid if number == signal.SIGINT else play.starts()[-1], number)
+        assert word in holder.communicate(timeout=20)[1]
+        assert holder.returncode == status
+        ended(play)
