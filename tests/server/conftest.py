@@ -1,0 +1,33 @@
+"""One real server for the session; models for the others."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from server_harness import Running, serve, spec_for
+
+
+@pytest.fixture(scope="session")
+def smollm2(demo_model: Path) -> Path:
+    return demo_model
+
+
+@pytest.fixture(scope="session")
+def server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """SmolLM2 in float32, chunks of 256 tokens, r_0, r_2, r_15, r_27, r_30 and the post-norm state."""
+    root = tmp_path_factory.mktemp("server") / "root"
+    root.mkdir()
+    spec = spec_for(smollm2, layers=(0, 2, 15, 27, 30))
+    with serve(spec, folder=smollm2, root=root, flags=["--chunked-prefill-size", "256"]) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def shared_server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """The same with its radix cache on, as a server that others use too, and chunks of 2048 tokens."""
+    root = tmp_path_factory.mktemp("shared") / "root"
+    root.mkdir()
+    spec = spec_for(smollm2, layers=(0, 2, 15, 27, 30))
+    with serve(spec, folder=smollm2, root=root, radix_cache=True, flags=["--chunked-prefill-size", "2048"]) as running:
+        assert not list(root.iterdir()), "the warm-up request wrote something"
+        yield running

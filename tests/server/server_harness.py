@@ -1,0 +1,154 @@
+"""The real SGLang server on the CPU, for tests: one context manager starts it, another sends samples and reads what was captured."""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from draftstates import model, shards
+from draftstates.capture.settings import CaptureSettings
+from draftstates.client import Captured, Client, Endpoint, Work
+
+START_SECONDS = 180
+FLAGS = ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--grammar-backend", "none"]
+SMALL_QUEUE = {"queue_bytes": 64 << 20, "block_bytes": 4 << 20, "writers": 2}
+
+
+@dataclasses.dataclass(frozen=True)
+class Running:
+    """A server that answers: its endpoint, what it captures, its process and log."""
+
+    endpoint: Endpoint
+    spec: shards.CaptureSpec
+    model: Path
+    process: subprocess.Popen
+    log: Path
+
+
+def spec_for(folder: Path, *, layers: Sequence[int], final_norm: str = "post_norm", dtype: str = "float32") -> shards.CaptureSpec:
+    """The capture of a model folder with these layers, computed and stored in one dtype."""
+    info = model.read_model(folder)
+    return shards.CaptureSpec(
+        model=info.name,
+        model_digest=info.digest,
+        compute_dtype=dtype,
+        quantization=info.quantization,
+        stored_dtype=dtype,
+        num_layers=info.num_layers,
+        hidden_size=info.hidden_size,
+        residual_layers=tuple(layers),
+        final_norm=final_norm,
+    )
+
+
+@contextlib.contextmanager
+def serve(
+    spec: shards.CaptureSpec,
+    *,
+    folder: Path,
+    root: Path,
+    flags: Sequence[str] = (),
+    environment: dict[str, str] | None = None,
+    radix_cache: bool = False,
+    plugin: bool = True,
+) -> Iterator[Running]:
+    """Start SGLang on `folder` (a model) so that it captures `spec` below `root`; end its whole process group afterwards."""
+    port, log = free_port(), root.parent / f"server-{uuid.uuid4().hex[:6]}.log"
+    settings = CaptureSettings(
+        root=root, residual_layers=spec.residual_layers, final_norm=spec.final_norm, stored_dtype=spec.stored_dtype, **SMALL_QUEUE
+    )
+    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(folder), "--host", "127.0.0.1", "--port", str(port)]
+    command += [*FLAGS, "--dtype", spec.compute_dtype, "--skip-tokenizer-init", "--max-total-tokens", "16384", "--sleep-on-idle", *flags]
+    command += [] if radix_cache else ["--disable-radix-cache"]
+    environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1", **(environment or {})}
+    environment |= settings.to_environment() if plugin else {}
+    with open(log, "wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_until_ready(url, process, log)
+        yield Running(Endpoint(url=url, api_key=None, root=root), spec, folder, process, log)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_until_ready(url: str, process: subprocess.Popen, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        if b"fired up and ready to roll" in log.read_bytes():
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+                if answer.status == 200:
+                    return
+        time.sleep(0.2)
+    raise AssertionError(f"the server is not ready (status {process.poll()}):\n{log.read_text(errors='replace')[-4000:]}")
+
+
+def capture(
+    server: Running,
+    samples: Sequence[np.ndarray],
+    *,
+    kind: str = "c",
+    tokens_in_flight: int = 8192,
+    endpoint: Endpoint | None = None,
+    retries: int = 0,
+) -> tuple[shards.Shard, list[Captured], dict[int, str]]:
+    """Capture `samples` (int32 ids each) into a new shard below the server's root: the shard, what was captured, what was refused."""
+    path = new_shard(server, samples)
+    starts = np.concatenate([[0], np.cumsum([len(s) for s in samples])])
+    work = [Work(sample_id=str(i), shard=path, first_row=int(starts[i]), input_ids=sample, kind=kind) for i, sample in enumerate(samples)]
+
+    async def go() -> tuple[list[Captured], dict[int, str]]:
+        async with Client(endpoint or server.endpoint, tokens_in_flight=tokens_in_flight) as client:
+            captured, refused = await client.capture_all(work, retries=retries)
+            if not refused:
+                await client.synced(path, rows=int(starts[-1]))
+            return captured, refused
+
+    captured, refused = asyncio.run(go())
+    return shards.Shard(path), captured, refused
+
+
+def new_shard(server: Running, samples: Sequence[np.ndarray]) -> Path:
+    path = server.endpoint.root / f"{uuid.uuid4().hex}.safetensors"
+    ids = np.concatenate(samples).astype(np.int32)
+    shards.create(
+        path,
+        spec=server.spec,
+        shard_id="test",
+        sample_ids=[str(i) for i in range(len(samples))],
+        lengths=[len(s) for s in samples],
+        input_ids=ids,
+        loss_mask=np.ones(len(ids)),
+    )
+    return path
+
+
+def random_ids(count: int, *, seed: int, vocabulary: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(3, vocabulary, count).astype(np.int32)
+
+
+def rows_on_disk(shard: shards.Shard) -> int:
+    """Rows that are not all zero: what was written into a laid-out file."""
+    states = shard.states("final_hidden_state", 0, shard.header.rows)
+    return int((states != 0).any(dim=-1).sum())

@@ -1,0 +1,33 @@
+"""The same rows in give the same rows out: batched or alone, now or later, retracted or not."""
+
+import numpy as np
+import pytest
+import torch
+from server_harness import Running, capture, random_ids
+
+pytestmark = pytest.mark.server
+VOCABULARY = 49000
+BATCHING = 1e-4  # float32 rows, over the row's norm: batching changes the order of sums and nothing else
+
+
+def samples() -> list[np.ndarray]:
+    lengths = np.random.default_rng(40).integers(5, 120, 40)
+    return [random_ids(int(n), seed=i, vocabulary=VOCABULARY) for i, n in enumerate(lengths)]
+
+
+def test_40_samples_at_once_equal_the_same_one_by_one(server: Running) -> None:
+    together, _, refused = capture(server, samples(), tokens_in_flight=100_000)
+    alone, _, refused_alone = capture(server, samples(), tokens_in_flight=1)
+    assert not refused
+    assert not refused_alone
+    for name in ("hidden_states", "final_hidden_state"):
+        one, other = (shard.states(name, 0, shard.header.rows) for shard in (together, alone))
+        assert ((one - other).norm(dim=-1) / other.norm(dim=-1)).max() < BATCHING
+
+
+def test_a_second_pass_equals_the_first(server: Running) -> None:
+    """One by one the batches are the same, so the bits are."""
+    first, _, _ = capture(server, samples()[:8], tokens_in_flight=1)
+    second, _, _ = capture(server, samples()[:8], tokens_in_flight=1)
+    for name in ("hidden_states", "final_hidden_state"):
+        assert torch.equal(first.states(name, 0, first.header.rows), second.states(name, 0, second.header.rows))
