@@ -85,9 +85,11 @@ checkpoint plan:
         model=model_digest,
         capture=json.dumps(config["capture"], sort_keys=True),
         shards=json.dumps(config["shards"], sort_keys=True),
+        checks=json.dumps(config["checks"], sort_keys=True),
+        deduplicate=config["data"]["deduplicate"],
         max_bytes=config["max_bytes"],
         exclude=sorted(config["exclude"]),
-        code=ask.source_digest("plan.py", "boundaries.py", "model.py", "shards.py", "ids.py"),
+        code=ask.source_digest("plan.py", "boundaries.py", "room.py", "token_files.py", "probes.py", "model.py", "shards.py", "ids.py"),
     shell:
         """
         exec python scripts/plan.py \
