@@ -1,5 +1,6 @@
 """What the rules ask: which shards are there, and whether sources and models have changed."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -8,6 +9,9 @@ import pytest
 from draftstates import workflow
 
 ID, OTHER = "0" * 32, "1" * 32
+REPOSITORY = Path(__file__).parents[2]
+# They carry a result, or refuse to, but decide none.
+NEUTRAL = {"cli.py", "errors.py", "config.py", "building.py", "final_norm.py"}
 
 
 def make_shard(results: Path, run: str, name: str, *, without: str = "") -> None:
@@ -63,3 +67,27 @@ def test_the_tokenizer_digest_ignores_weights(tmp_path: Path) -> None:
     assert workflow.tokenizer_digest(tmp_path) == before
     (tmp_path / "tokenizer.json").write_text("another")
     assert workflow.tokenizer_digest(tmp_path) != before
+
+
+def imported(file: Path, seen: set[Path]) -> set[Path]:
+    """The package's modules that `file` imports, directly or not."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        names = []
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("draftstates"):
+            names = [node.module, *(f"{node.module}.{name.name}" for name in node.names)]
+        for name in names:
+            module = REPOSITORY / f"{name.replace('.', '/')}.py"
+            if module.exists() and module not in seen:
+                seen.add(module)
+                imported(module, seen)
+    return seen
+
+
+@pytest.mark.parametrize("rule", ["tokenise", "plan"])
+def test_a_rule_is_stale_when_any_module_that_decides_its_result_changes(rule: str) -> None:
+    text = (REPOSITORY / "rules" / "data.smk").read_text().partition(f" {rule}:")[2]
+    digested = re.findall(r'"([^"]+)"', re.search(r"source_digest\((.*?)\)", text, flags=re.DOTALL)[1])
+    modules = {path.relative_to(workflow.PACKAGE).as_posix() for path in imported(REPOSITORY / "scripts" / f"{rule}.py", set())}
+    assert modules
+    missing = {name for name in modules - NEUTRAL if name not in digested and name.split("/")[0] not in digested}
+    assert not missing
