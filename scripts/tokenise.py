@@ -21,10 +21,10 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="processes")
     arguments = parser.parse_args()
     try:
-        data = yaml.safe_load(arguments.config.read_text(encoding="utf-8"))["data"]
-    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
-        raise UserError(f"{arguments.config}: expected a configuration with a data section: {error!r}") from error
-    paths, options = source_options(data, arguments.source)
+        config = yaml.safe_load(arguments.config.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(f"{arguments.config}: expected a configuration: {error}") from error
+    paths, options = source_options(config, arguments.source)
     tokenise_source(
         name=arguments.source,
         paths=paths,

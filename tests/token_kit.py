@@ -24,9 +24,10 @@ def tokenizer_folder(name: str) -> Path:
 
 
 @functools.cache
-def template(name: str, file: str | None = None, **arguments: Any) -> ChatTemplate:
+def template(name: str, file: str | None = None, *, end_tokens: tuple[str, ...] = (), **arguments: Any) -> ChatTemplate:
     """A chat template with its tokenizer, loaded once."""
-    return ChatTemplate(tokenizer_folder(name), chat_template=TEMPLATES / file if file else None, arguments=arguments)
+    path = TEMPLATES / file if file else None
+    return ChatTemplate(tokenizer_folder(name), chat_template=path, arguments=arguments, end_tokens=end_tokens)
 
 
 def chat(*turns: str, system: str | None = None) -> list[dict[str, Any]]:
@@ -58,6 +59,16 @@ def targets(loaded: ChatTemplate, sample: Sample) -> list[str]:
                 runs.append([])
             runs[-1].append(token)
     return [loaded.tokenizer.decode(run) for run in runs]
+
+
+def marked(loaded: ChatTemplate, sample: Sample) -> str:
+    """The sample's text with its targets in ⟦ ⟧."""
+    text, inside = "", 0
+    for token, target in zip(sample.input_ids.tolist(), sample.loss_mask.tolist(), strict=True):
+        text += ("⟦" if target else "⟧") if target != inside else ""
+        text += loaded.tokenizer.decode([token])
+        inside = target
+    return text + ("⟧" if inside else "")
 
 
 def run_source(folder: Path, rows: list[Any], *, workers: int = 1, tokenizer: str = "smollm2", **options: Any) -> dict[str, Any]:

@@ -25,6 +25,7 @@ class TokeniseOptions:
         chat_template: a Jinja file instead of the tokenizer's own template.
         template_arguments: passed to the template, such as `enable_thinking`.
         end_tokens: tokens that end a turn, beyond those that the model's own files name.
+        trust_remote_code: run the Python code in the tokenizer's folder, where it is made of that.
         max_skipped_fraction: bad rows beyond this share of the rows read stop the run.
         format, columns: the source's layout, and what it calls the columns (our name -> its name).
         limit: read only so many rows. weight: share of the rows that is kept, chosen by their content.
@@ -39,6 +40,7 @@ class TokeniseOptions:
     chat_template: Path | None = None
     template_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     end_tokens: tuple[str, ...] = ()
+    trust_remote_code: bool = False
     max_skipped_fraction: float = 0.2
     format: str = "auto"
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -57,22 +59,19 @@ class TokeniseOptions:
             raise UserError(f"data: limit must be at least 1, found {self.limit}")
 
 
-def source_options(data: Mapping[str, Any], source: str) -> tuple[list[Path], TokeniseOptions]:
-    """Files and options of one source, out of the configuration's `data` section.
+def source_options(config: Mapping[str, Any], source: str) -> tuple[list[Path], TokeniseOptions]:
+    """Files and options of one source, out of the configuration's `data` section; `model.trust_remote_code` counts too.
 
     Raises:
         UserError: no such source, or a wrong value.
     """
-    known = [entry["name"] for entry in data["sources"]]
+    data = config["data"]
+    known = {entry["name"]: entry for entry in data["sources"]}
     if source not in known:
         raise UserError(f"data.sources: no source named {source!r}; there are {', '.join(known)}")
-    entry = dict(data["sources"][known.index(source)])
-    entry.pop("name")
-    files = [Path(file) for file in entry.pop("files")]
-    common = {key: value for key, value in data.items() if key != "sources"}
+    values = {**data, **known[source], "trust_remote_code": config.get("model", {}).get("trust_remote_code", False)}
     fields = {field.name for field in dataclasses.fields(TokeniseOptions)}
-    values = {key: value for key, value in {**common, **entry}.items() if key in fields}
-    if values.get("chat_template"):
-        values["chat_template"] = Path(values["chat_template"])
-    values["end_tokens"] = tuple(values.get("end_tokens", ()))
-    return files, TokeniseOptions(**values)
+    chosen = {key: value for key, value in values.items() if key in fields}
+    chosen["chat_template"] = Path(values["chat_template"]) if values.get("chat_template") else None
+    chosen["end_tokens"] = tuple(values.get("end_tokens", ()))
+    return [Path(file) for file in known[source]["files"]], TokeniseOptions(**chosen)

@@ -40,7 +40,11 @@ class Pipeline:
         """Raises UserError where the tokenizer or its template cannot be used."""
         options = self.options
         return ChatTemplate(
-            self.tokenizer_path, chat_template=options.chat_template, arguments=options.template_arguments, end_tokens=options.end_tokens
+            self.tokenizer_path,
+            chat_template=options.chat_template,
+            arguments=options.template_arguments,
+            end_tokens=options.end_tokens,
+            trust_remote_code=options.trust_remote_code,
         )
 
     def process(self, rows: Sequence[Row]) -> list[RowResult]:

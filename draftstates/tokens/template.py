@@ -8,6 +8,7 @@ from typing import Any
 from draftstates.errors import UserError
 from draftstates.tokens.conversations import Conversation
 from draftstates.tokens.reasons import RowSkipped
+from draftstates.tokens.tokenizer import load_tokenizer
 
 _ANSWERS = ("Yes", "two words.", "x=1", "Ω9")  # what they have in common at a turn's end is the template's
 _TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}}
@@ -30,13 +31,9 @@ class ChatTemplate:
         chat_template: Path | None = None,
         arguments: Mapping[str, Any] | None = None,
         end_tokens: Sequence[str] = (),
+        trust_remote_code: bool = False,
     ) -> None:
-        from transformers import AutoTokenizer
-
-        try:
-            self.tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"{folder}: expected a tokenizer that transformers can load: {error}") from error
+        self.tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
         if chat_template is not None:
             self.tokenizer.chat_template = _read_template(chat_template)
         if not self.tokenizer.chat_template:
@@ -99,11 +96,13 @@ class ChatTemplate:
             RowSkipped: `not_rendered`, the template would leave out a role, the tools or the tool calls.
         """
         messages = [self._flattened(message) for message in conversation.messages]
-        present = {message["role"] for message in messages} | ({"tools"} if conversation.tools else set())
+        present = {message["role"] for message in messages}
         if any(message.get("tool_calls") for message in messages):
             present.add("tool calls")
         if lost := sorted(present & self._ignored):
             raise RowSkipped("not_rendered", f"the chat template ignores {', '.join(lost)}")
+        if conversation.tools and self.render(messages) == self.render(messages, tools=conversation.tools):
+            raise RowSkipped("not_rendered", "the chat template ignores the tools")
         return messages
 
     def _flattened(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -145,17 +144,14 @@ class ChatTemplate:
         def call(name: str) -> dict[str, Any]:
             return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": name, "arguments": {}}}]}
 
-        pairs: dict[str, list[tuple[list[dict[str, Any]], list[dict[str, Any]] | None]]] = {
-            role: [([{"role": role, "content": text}, user, answer], None) for text in "ab"] for role in ("system", "developer")
-        }
-        pairs["tool"] = [([user, call("f"), {"role": "tool", "content": text}, answer], [_TOOL]) for text in "ab"]
-        pairs["tool calls"] = [([user, call(name)], [_TOOL]) for name in "fg"]
-        pairs["tools"] = [([user, answer], tools) for tools in (None, [_TOOL])]
+        pairs = {role: [[{"role": role, "content": text}, user, answer] for text in "ab"] for role in ("system", "developer")}
+        pairs["tool"] = [[user, call("f"), {"role": "tool", "name": "f", "content": text}, answer] for text in "ab"]
+        pairs["tool calls"] = [[user, call(name)] for name in "fg"]
         return frozenset(name for name, (one, other) in pairs.items() if self._same(one, other))
 
-    def _same(self, one: tuple[list[dict[str, Any]], Any], other: tuple[list[dict[str, Any]], Any]) -> bool:
+    def _same(self, one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
         try:
-            return self.render(one[0], tools=one[1]) == self.render(other[0], tools=other[1])
+            return self.render(one, tools=[_TOOL]) == self.render(other, tools=[_TOOL])
         except RowSkipped:
             return False  # it says so itself when a row has it
 

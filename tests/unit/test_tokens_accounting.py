@@ -123,7 +123,7 @@ def test_a_missing_file_is_named(tmp_path) -> None:
 
 
 def test_the_examples_keep_what_is_good_and_name_what_is_bad(tmp_path) -> None:
-    config = yaml.safe_load((REPOSITORY / "config.yaml").read_text())["data"]
+    config = yaml.safe_load((REPOSITORY / "config.yaml").read_text())
     paths, options = source_options(config, "demo")
     counts = tokenise_source(
         name="demo",

@@ -159,7 +159,7 @@ def test_a_doubled_bos_is_refused(smollm2, tmp_path) -> None:
 
 def test_what_the_template_would_drop_without_a_word_is_refused(smollm2) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    with pytest.raises(RowSkipped, match="not_rendered: the chat template ignores tools"):
+    with pytest.raises(RowSkipped, match="not_rendered: the chat template ignores the tools"):
         tokenise(smollm2, chat("Hi", "Hello"), tools=tools)
     call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}]}
     with pytest.raises(RowSkipped, match="not_rendered: the chat template ignores tool calls"):
