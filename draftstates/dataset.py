@@ -180,12 +180,17 @@ class ShardDataset(Dataset):
     def sample_id(self, i: int) -> str:
         return self.index.ids[i].as_py()
 
+    def tokens(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        """Sample i's `input_ids` int32 [n] and `loss_mask` uint8 [n], without its states."""
+        shard, position = self._locate(i)
+        first, end = shard.rows(position)
+        return shard.input_ids[first:end].copy(), shard.loss_mask[first:end].copy()
+
     def states(self, i: int) -> States:
         """Sample i, before it is named."""
-        i = range(len(self))[i]  # IndexError past the end, negative numbers from it
-        shard = self._shard(int(self.index.shard[i]))
-        position = int(self.index.position[i])
-        self._check(i, shard, position)
+        shard, position = self._locate(i)
+        if self._verify and shard.checksum(position) != self.index.checksums[i].as_py():
+            raise UserError(f"{shard.path}: sample {self.sample_id(i)} does not have the checksum that the manifest says")
         first, end = shard.rows(position)
         hidden, final = (map_rows(shard, name, first, end) for name in ("hidden_states", "final_hidden_state"))
         return States(
@@ -202,6 +207,14 @@ class ShardDataset(Dataset):
     def __getstate__(self) -> dict:
         return {**self.__dict__, "_open": OrderedDict()}
 
+    def _locate(self, i: int) -> tuple[Shard, int]:
+        i = range(len(self))[i]  # IndexError past the end, negative numbers from it
+        shard, position = self._shard(int(self.index.shard[i])), int(self.index.position[i])
+        first, end = shard.rows(position)
+        if end - first != self.index.tokens[i]:
+            raise UserError(f"{shard.path}: sample {self.sample_id(i)} has {end - first} rows, the manifest says {self.index.tokens[i]}")
+        return shard, position
+
     def _shard(self, number: int) -> Shard:
         shard = self._open.pop(number, None)
         if shard is None:
@@ -214,13 +227,6 @@ class ShardDataset(Dataset):
                 self._open.popitem(last=False)
         self._open[number] = shard
         return shard
-
-    def _check(self, i: int, shard: Shard, position: int) -> None:
-        first, end = shard.rows(position)
-        if end - first != self.index.tokens[i]:
-            raise UserError(f"{shard.path}: sample {self.sample_id(i)} has {end - first} rows, the manifest says {self.index.tokens[i]}")
-        if self._verify and shard.checksum(position) != self.index.checksums[i].as_py():
-            raise UserError(f"{shard.path}: sample {self.sample_id(i)} does not have the checksum that the manifest says")
 
 
 def _check_model(path: Path, capture: Mapping[str, object], model: str | None) -> None:

@@ -11,7 +11,9 @@ from safetensors import safe_open
 from draftstates.errors import UserError
 
 # Model families whose final norm is a plain RMSNorm: weight * x / rms(x). Others (Gemma adds 1 to the weight) are refused.
-PLAIN_RMS_NORM = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss")
+PLAIN_RMS_NORM = frozenset(
+    ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3", "kimi_k2", "gpt_oss")
+)
 _WEIGHT_NAMES = ("model.norm.weight", "model.language_model.norm.weight", "language_model.model.norm.weight")
 
 

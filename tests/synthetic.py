@@ -1,7 +1,6 @@
 """A manifest of random states, laid out as the workflow lays it out, for what reads manifests."""
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,10 +29,11 @@ def capture_spec(
     hidden_size: int = 16,
     final_norm: str = "pre_norm",
     stored_dtype: str = "bfloat16",
+    model_digest: str = "of no model",
 ) -> shards.CaptureSpec:
     return shards.CaptureSpec(
         model="tiny",
-        model_digest=hashlib.sha256(b"tiny").hexdigest(),
+        model_digest=model_digest,
         compute_dtype="float32",
         quantization=None,
         stored_dtype=stored_dtype,

@@ -1,0 +1,107 @@
+"""What every export shares: its settings, what identifies its files, and the check by reading back."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from draftstates.dataset import ShardDataset
+from draftstates.errors import UserError
+from draftstates.exports.trainers import States
+from draftstates.final_norm import FinalNorm
+
+FORMAT_VERSION = 1  # of what the exports write; another one makes every file stale
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What an export may be told beyond the manifest.
+
+    Attributes:
+        dtype: number format of the exported states; None keeps the stored one.
+        draft_vocab_size: size of the drafter's vocabulary; None writes no mapping.
+        target_vocab_size: size of the model's vocabulary, which a mapping needs.
+        target_model: the model's name as the trainer's configuration gives it (DeepSpec compares them).
+    """
+
+    dtype: torch.dtype | None = None
+    draft_vocab_size: int | None = None
+    target_vocab_size: int | None = None
+    target_model: str | None = None
+
+
+def identity(dataset: ShardDataset, options: Options, norm: FinalNorm | None) -> str:
+    """Text that, with a sample's id, decides every byte of its exported file."""
+    applied = norm if dataset.final_norm != dataset.capture["final_norm"] and dataset.final_norm == "post_norm" else None
+    fields = {
+        "format_version": FORMAT_VERSION,
+        "trainer": dataset.trainer.name,
+        "capture_key": dataset.capture["key"],
+        "residual_layers": dataset.residual_layers,
+        "final_norm": dataset.final_norm,
+        "dtype": str(options.dtype),
+        "norm": hashlib.sha256(applied.weight.float().numpy().tobytes() + str(applied.eps).encode()).hexdigest() if applied else None,
+    }
+    return json.dumps(fields, sort_keys=True)
+
+
+def summary(dataset: ShardDataset, options: Options, **more: object) -> dict:
+    """What `export.json` says: from what, how the layers are numbered here and there, which norm, how much."""
+    layers = dict(zip([f"r_{k}" for k in dataset.residual_layers], dataset.layer_numbers, strict=True))
+    return {
+        "format": "draftstates.export",
+        "format_version": FORMAT_VERSION,
+        "trainer": dataset.trainer.name,
+        "model": dataset.capture["model"],
+        "capture_key": dataset.capture["key"],
+        "layers": layers,
+        "layers_are_counted": dataset.trainer.counts,
+        "final_norm": dataset.final_norm,
+        "dtype": str(options.dtype).removeprefix("torch.") if options.dtype else "as captured",
+        "samples": len(dataset),
+        "tokens": int(dataset.lengths.sum()),
+        "supervised_tokens": int(dataset.index.supervised.sum()),
+        **more,
+    }
+
+
+def cast(states: torch.Tensor, options: Options) -> torch.Tensor:
+    """A contiguous copy of its own, in the dtype asked for: what is saved must not drag the map along."""
+    return states.to(options.dtype or states.dtype, copy=True).contiguous()
+
+
+def check_equal(path: Path, found: Mapping[str, object], expected: Mapping[str, object]) -> None:
+    """Compare what was read back with what was to be written, element by element.
+
+    Raises:
+        UserError: a name is missing or extra, or a value differs in type, shape or any element.
+    """
+    if found.keys() != expected.keys():
+        raise UserError(f"{path}: reading back gave {sorted(found)}, expected {sorted(expected)}")
+    for name, value in expected.items():
+        other = found[name]
+        if isinstance(value, torch.Tensor):
+            same = isinstance(other, torch.Tensor) and other.dtype == value.dtype and torch.equal(other, value)
+        else:
+            same = other == value
+        if not same:
+            raise UserError(f"{path}: reading back gave another {name} than was written")
+
+
+def save_torch(path: Path, values: dict[str, object]) -> None:
+    """`torch.save` as the trainers read it; through a file object, since it would put the file's name into the archive."""
+    with open(path, "wb") as file:
+        torch.save(values, file)
+
+
+def check_torch(path: Path, expected: dict[str, object]) -> None:
+    """Read a file of `save_torch` back, tensors and plain values only, and compare."""
+    check_equal(path, torch.load(path, weights_only=True), expected)
+
+
+def sample_files(states: States, options: Options) -> tuple[torch.Tensor, torch.Tensor]:
+    """A sample's layers concatenated [n, K*H], and its final state [n, H], as they are to be saved."""
+    return cast(states.layers.flatten(1), options), cast(states.final, options)

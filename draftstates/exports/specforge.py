@@ -1,0 +1,43 @@
+"""SpecForge 0.2: `rows_{a}-{b}/data_{i}.ckpt` in groups of 2,000, as its own script that prepares hidden states writes them.
+
+Each file: `input_ids` and `loss_mask` int64 [n], `hidden_state` [1, n, H] after the final norm, `aux_hidden_state` [1, n, K*H].
+"""
+
+import torch
+
+from draftstates.dataset import ShardDataset
+from draftstates.exports.builder import Builder
+from draftstates.exports.common import Options, check_torch, sample_files, save_torch, summary
+from draftstates.vocab import TokenCounts, draft_vocabulary
+
+_GROUP = 2000
+
+
+def export(dataset: ShardDataset, builder: Builder, options: Options) -> dict:
+    """Write the dataset's samples into the builder; returns what `export.json` is to say."""
+    counts = TokenCounts(options.target_vocab_size)
+    for i in range(len(dataset)):
+        first = i - i % _GROUP
+        _add_sample(dataset, i, f"rows_{first}-{first + _GROUP}/data_{i}.ckpt", builder, options)
+        counts.add(dataset.sample_id(i), *dataset.tokens(i))
+    if options.draft_vocab_size is not None:
+        mapping = draft_vocabulary(counts.counts, draft_size=options.draft_vocab_size)
+        values = {"d2t": torch.from_numpy(mapping.d2t), "t2d": torch.from_numpy(mapping.t2d)}
+        save_torch(builder.partial / "vocab_mapping.pt", values)
+        check_torch(builder.partial / "vocab_mapping.pt", values)
+        builder.include("vocab_mapping.pt")
+    return summary(dataset, options, aux_hidden_state_layers=dataset.layer_numbers)
+
+
+def _add_sample(dataset: ShardDataset, i: int, name: str, builder: Builder, options: Options) -> None:
+    def values() -> dict[str, object]:
+        states = dataset.states(i)
+        layers, final = sample_files(states, options)
+        return {
+            "input_ids": states.input_ids.long(),
+            "loss_mask": states.loss_mask.long(),
+            "hidden_state": final[None],
+            "aux_hidden_state": layers[None],
+        }
+
+    builder.add(name, dataset.sample_id(i), lambda path: save_torch(path, values()), lambda path: check_torch(path, values()))

@@ -1,0 +1,55 @@
+"""SpecForge 0.2 reads the export."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import VOCAB, assert_same
+
+from draftstates.dataset import ShardDataset
+
+eagle3 = pytest.importorskip("specforge.algorithms.eagle3.data", reason="specforge is not installed here: make test-exports")
+feature_dataloader = pytest.importorskip("specforge.runtime.data_plane.feature_dataloader")
+feature_store = pytest.importorskip("specforge.runtime.data_plane.feature_store")
+preprocessing = pytest.importorskip("specforge.data.preprocessing")
+vocab_mapping = pytest.importorskip("specforge.training.vocab_mapping")
+
+
+def in_their_order(paths: list[str]) -> list[int]:
+    return [int(Path(path).stem.removeprefix("data_")) for path in paths]
+
+
+def test_its_offline_reader_gives_every_captured_sample(
+    exported: Callable[..., Path], ours: Callable[..., ShardDataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECFORGE_VALIDATE_OFFLINE_FEATURES", "1")
+    expected = ours("specforge")
+    refs = eagle3.build_offline_reader(str(exported("specforge")), run_id="test", ttt_length=1, max_len=64).read()
+    assert len(refs) == len(expected) == 12
+    loader = feature_dataloader.FeatureDataLoader(
+        feature_store.LocalFeatureStore(),
+        refs=refs,
+        collate_fn=eagle3.build_offline_collator(),
+        per_sample_transform=eagle3.build_offline_normalizer(64),
+    )
+    paths = [ref.feature_store_uri.removeprefix("file://") for ref in refs]
+    for batch, i in zip(loader, in_their_order(paths), strict=True):
+        assert_same({name: batch.tensors[name] for name in expected[i]}, expected[i])
+
+
+def test_its_offline_dataset_gives_the_same(exported: Callable[..., Path], ours: Callable[..., ShardDataset]) -> None:
+    expected = ours("specforge")
+    paths = preprocessing.list_local_files(str(exported("specforge")))
+    dataset = preprocessing.OfflineEagle3Dataset(paths, max_len=64)
+    for i, number in enumerate(in_their_order(paths)):
+        assert_same(dataset[i], expected[number])
+
+
+def test_the_vocabulary_is_the_one_that_it_makes_itself(exported: Callable[..., Path]) -> None:
+    folder = exported("specforge", draft_vocab_size=90)
+    counts = vocab_mapping.count_effective_feature_tokens(str(folder), max_length=64, target_vocab_size=VOCAB)
+    size = len(counts) + 3  # no tie decides: all tokens that occur, and three that do not
+    folder = exported("specforge", draft_vocab_size=size)
+    d2t, t2d = preprocessing.process_token_dict_to_mappings(counts, size, VOCAB)
+    assert_same(torch.load(folder / "vocab_mapping.pt", weights_only=True), {"d2t": d2t, "t2d": t2d})
