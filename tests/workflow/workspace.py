@@ -1,0 +1,132 @@
+"""A copy of the workflow in a folder of its own, small data and a tiny model, and Snakemake run in it."""
+
+import dataclasses
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+REPOSITORY = Path(__file__).parents[2]
+STANDINS = Path(__file__).parent / "standins"
+COPIED = ("Snakefile", "rules", "scripts", "draftstates", "schemas", "profiles")
+WORDS = ("the", "a", "river", "stone", "light", "under", "house", "seven", "small", "green", "walk", "paper", "night", "opens", "until")
+
+
+@dataclasses.dataclass
+class Workspace:
+    """A working folder with everything that a run needs; `config` is written before each run."""
+
+    folder: Path
+    config: dict[str, Any]
+
+    def snakemake(self, *flags: str, cores: int = 2) -> subprocess.CompletedProcess[str]:
+        """Run Snakemake to its end; its output is in `stdout`."""
+        (self.folder / "config.yaml").write_text(yaml.safe_dump(self.config))
+        environment = {**os.environ, "PYTHONPATH": str(self.folder)}  # the copied package, which a test may edit
+        environment.pop("DRAFTSTATES_OWNER", None)
+        command = [sys.executable, "-m", "snakemake", "--cores", str(cores), *flags]
+        return subprocess.run(command, cwd=self.folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    def run(self, *flags: str, cores: int = 2) -> "Run":
+        """Run Snakemake, which must succeed."""
+        done = self.snakemake(*flags, cores=cores)
+        assert done.returncode == 0, done.stdout
+        return Run(done.stdout)
+
+    def plan(self) -> dict[str, Any]:
+        return json.loads((self.folder / "results" / "plan.json").read_text())
+
+    def shards(self) -> list[Path]:
+        """The present shards of the planned run."""
+        folder = self.folder / "results" / self.plan()["run"] / "shards"
+        return sorted(path for path in folder.glob("*.safetensors") if ".probe" not in path.name)
+
+    def rows(self, source: str = "one") -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / f"{source}.jsonl").read_text().splitlines()]
+
+    def write_rows(self, rows: list[dict[str, Any]], source: str = "one") -> None:
+        (self.folder / f"{source}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def edit(self, path: str, old: str, new: str) -> None:
+        """Replace `old`, which must be there, in a file of the copied workflow."""
+        file = self.folder / path
+        text = file.read_text()
+        assert old in text, f"{path} has no {old!r}"
+        file.write_text(text.replace(old, new))
+
+
+@dataclasses.dataclass
+class Run:
+    """What a run of Snakemake printed."""
+
+    output: str
+
+    def jobs(self, rule: str) -> int:
+        """Jobs of a rule that were started."""
+        return len(re.findall(rf"^(?:local)?(?:rule|checkpoint) {rule}:$", self.output, flags=re.MULTILINE))
+
+    @property
+    def extracted(self) -> int:
+        return self.jobs("extract")
+
+    @property
+    def nothing_to_be_done(self) -> bool:
+        return "Nothing to be done" in self.output
+
+
+def make_workspace(folder: Path, model: Path, *, standins: bool) -> Workspace:
+    """Copy the workflow and the model to `folder`, with two sources of random chats, some 8 shards.
+
+    Args:
+        standins: replace the commands from the server on by those of `standins/`, so that the graph alone is tested.
+    """
+    folder.mkdir(parents=True)
+    ignore = shutil.ignore_patterns("__pycache__")
+    for name in COPIED:
+        source = REPOSITORY / name
+        (shutil.copytree if source.is_dir() else shutil.copy2)(source, folder / name, **({"ignore": ignore} if source.is_dir() else {}))
+    if standins:
+        for path in STANDINS.glob("*.py"):
+            shutil.copy(path, folder / "scripts" / path.name)
+    shutil.copytree(model, folder / "models" / "tiny")
+    for name in ("verify", "checks", "alignment", "manifest"):
+    workspace = Workspace(folder, tiny_config())
+    workspace.write_rows([chat(f"one-{i}") for i in range(36)], "one")
+    workspace.write_rows([chat(f"two-{i}") for i in range(12)], "two")
+    return workspace
+
+
+def tiny_config() -> dict[str, Any]:
+    return {
+        "data": {"sources": [{"name": "one", "files": ["one.jsonl"]}, {"name": "two", "files": ["two.jsonl"]}], "max_tokens": 512},
+        "model": {"path": "models/tiny"},
+        "capture": {"residual_layers": [1, 2, 3], "stored_dtype": "float32", "compute_dtype": "float32"},
+        "shards": {"min_bytes": "256KiB", "max_bytes": "1MiB"},
+    }
+
+
+def chat(seed: str) -> dict[str, Any]:
+    """A conversation of random words, the same for the same seed."""
+    draw = random.Random(seed)
+    turns = [{"role": role, "content": " ".join(draw.choices(WORDS, k=draw.randint(10, 40)))} for role in ("user", "assistant") * 2]
+    return {"messages": turns}
+
+
+def make_tiny_model(folder: Path, tokenizer: Path, *, seed: int = 0) -> None:
+    """A random Llama of 4 layers and hidden size 32 that has the demo model's tokenizer."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=49152, bos_token_id=1, eos_token_id=2, **shape)).save_pretrained(folder)
+    for path in tokenizer.iterdir():
+        if path.name.startswith(("tokenizer", "chat_template")):
+            shutil.copy(path, folder)
