@@ -29,26 +29,28 @@ class LocalServer:
         output = open_log(self.log)
         os.write(output, f"--- {time.strftime('%F %T')} {command}\n".encode())
         self._log_start = os.fstat(output).st_size
+        self._report, report = os.pipe()
+        os.set_blocking(self._report, False)
         self._keeper = subprocess.Popen(
-            [sys.executable, "-m", "draftstates.server.keeper", str(settings.stop_seconds), *command],
+            [sys.executable, "-m", "draftstates.server.keeper", str(settings.stop_seconds), str(report), *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             env={**os.environ, **settings.env},
-            pass_fds=(tree_lock,),  # the keeper holds it as well, the server does not
+            pass_fds=(tree_lock, report),  # the keeper holds the lock as well; the server gets neither
             preexec_fn=die_with_parent(signal.SIGTERM),
         )
         os.close(output)
+        os.close(report)
 
     def death(self) -> str | None:
-        """How the server ended, or None while it runs."""
-        code = self._keeper.poll()
-        if code is None:
+        """How the server ended, or None while it runs. What it has left behind may still be ending."""
+        try:
+            reported = os.read(self._report, 16)
+        except BlockingIOError:
             return None
-        number = -code if code < 0 else code - 128  # the keeper's own death, or the server's as a shell puts it
-        if number in set(signal.Signals):
-            return f"was ended by {signal.Signals(number).name}"
-        return f"exited with status {code}"
+        code = int(reported) if reported else self._keeper.wait()  # nothing: the keeper itself was killed
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
 
     def last_lines(self) -> str:
         """The end of what this server, not an earlier one, wrote to its log."""
