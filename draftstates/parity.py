@@ -37,23 +37,24 @@ class LayerParity:
 class Reference:
     """A plain forward pass of the model on the disk."""
 
-    def __init__(self, folder: Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> None:
+    def __init__(self, folder: Path, *, dtype: torch.dtype, device: str = "cpu", trust_remote_code: bool = False) -> None:
         from transformers import AutoModelForCausalLM
 
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=trust_remote_code).eval()
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=trust_remote_code)
+        self._model, self._device = model.to(device).eval(), device
 
     @torch.inference_mode()
     def states(self, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Every r_0 … r_N under "r_k", and "post_norm", each [n, H]; `input_ids` int [n]."""
+        """Every r_0 … r_N under "r_k", and "post_norm", each [n, H] on the CPU; `input_ids` int [n]."""
         stack = self._model.get_decoder()
         last: list[torch.Tensor] = []
         hook = stack.norm.register_forward_pre_hook(lambda module, args: last.append(args[0].clone()))
         try:
-            outputs = stack(input_ids=input_ids[None].long(), output_hidden_states=True, use_cache=False)
+            outputs = stack(input_ids=input_ids[None].long().to(self._device), output_hidden_states=True, use_cache=False)
         finally:
             hook.remove()
-        states = {f"r_{k}": state[0] for k, state in enumerate(outputs.hidden_states[:-1])}
-        return {**states, f"r_{len(states)}": last[0][0], "post_norm": outputs.last_hidden_state[0]}
+        states = {f"r_{k}": state[0].cpu() for k, state in enumerate(outputs.hidden_states[:-1])}
+        return {**states, f"r_{len(states)}": last[0][0].cpu(), "post_norm": outputs.last_hidden_state[0].cpu()}
 
 
 def compare(captured: Mapping[str, torch.Tensor], reference: Mapping[str, torch.Tensor]) -> list[LayerParity]:

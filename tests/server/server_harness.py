@@ -21,7 +21,10 @@ from draftstates.capture.settings import CaptureSettings
 from draftstates.client import Captured, Client, Endpoint, Work
 
 START_SECONDS = 180
-FLAGS = ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--grammar-backend", "none"]
+CPU_FLAGS = [
+    *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--grammar-backend", "none"),
+    *("--max-total-tokens", "16384"),
+]
 SMALL_QUEUE = {"queue_bytes": 64 << 20, "block_bytes": 4 << 20, "writers": 2}
 
 
@@ -62,14 +65,17 @@ def serve(
     environment: dict[str, str] | None = None,
     radix_cache: bool = False,
     plugin: bool = True,
+    base_flags: Sequence[str] = CPU_FLAGS,
+    queue: dict[str, int] = SMALL_QUEUE,
+    log_folder: Path | None = None,
 ) -> Iterator[Running]:
     """Start SGLang on `folder` (a model) so that it captures `spec` below `root`; end its whole process group afterwards."""
-    port, log = free_port(), root.parent / f"server-{uuid.uuid4().hex[:6]}.log"
+    port, log = free_port(), (log_folder or root.parent) / f"server-{uuid.uuid4().hex[:6]}.log"
     settings = CaptureSettings(
-        root=root, residual_layers=spec.residual_layers, final_norm=spec.final_norm, stored_dtype=spec.stored_dtype, **SMALL_QUEUE
+        root=root, residual_layers=spec.residual_layers, final_norm=spec.final_norm, stored_dtype=spec.stored_dtype, **queue
     )
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(folder), "--host", "127.0.0.1", "--port", str(port)]
-    command += [*FLAGS, "--dtype", spec.compute_dtype, "--skip-tokenizer-init", "--max-total-tokens", "16384", "--sleep-on-idle", *flags]
+    command += [*base_flags, "--dtype", spec.compute_dtype, "--skip-tokenizer-init", "--sleep-on-idle", *flags]
     command += [] if radix_cache else ["--disable-radix-cache"]
     environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1", **(environment or {})}
     environment |= settings.to_environment() if plugin else {}
