@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import mmap
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch.utils.data import Dataset
 from draftstates.errors import UserError
 from draftstates.exports.trainers import States, Trainer, trainer
 from draftstates.final_norm import FinalNorm, FinalSource, find_final
-from draftstates.shards import STORED_DTYPES, Shard
+from draftstates.readers import ShardReader, open_shard
 
 FORMAT = "draftstates.manifest"
 _CAPTURE_FIELDS = ("key", "model", "num_layers", "hidden_size", "residual_layers", "final_norm")
@@ -103,22 +102,11 @@ def split_values(ids: pa.ChunkedArray, *, seed: int) -> np.ndarray:
     return ((value ^ (value >> np.uint64(31))) >> np.uint64(11)) / 2.0**53
 
 
-def map_rows(shard: Shard, name: str, first: int, end: int) -> torch.Tensor:
-    """Rows first:end of a shard's states as a private map: [n, K, H] or [n, H], writable without reaching the file."""
-    dtype, shape, begin, _ = shard.header.tensors[name]
-    width = shard.header.states()[name][1]
-    start, stop = begin + first * width, begin + end * width
-    page = start - start % mmap.ALLOCATIONGRANULARITY
-    with open(shard.path, "rb") as file:
-        mapped = mmap.mmap(file.fileno(), stop - page, access=mmap.ACCESS_COPY, offset=page)
-    torch_dtype = next(torch_dtype for code, torch_dtype in STORED_DTYPES.values() if code == dtype)
-    return torch.frombuffer(mapped, dtype=torch_dtype, offset=start - page).reshape(end - first, *shape[1:])
-
-
 class ShardDataset(Dataset):
     """Map-style dataset over a manifest. Picklable; every worker process maps the shards for itself.
 
-    States are private maps of the file: nothing is read until it is touched, and what is written to them stays with that one item.
+    States are private maps of the file: nothing is read until it is touched, and what is written to them stays with that one item. Of
+    compact shards (see `draftstates.storage`) they are read and widened; where no loss reads a final state, it may read as zeros.
     Item i is a dict, named as the trainer `names` names it; with the default names: `input_ids` int32 [n], `loss_mask` uint8 [n],
     `hidden_states` [n, K, H] in ascending k, `final_hidden_state` [n, H], states in the stored dtype.
 
@@ -153,6 +141,7 @@ class ShardDataset(Dataset):
         self.path = Path(manifest)
         document = read_manifest(self.path)
         self.capture: dict = document["capture"]
+        self.storage: dict | None = document.get("storage")  # of compact shards: how compact
         self.shards: list[dict] = document["shards"]
         self.trainer: Trainer = trainer(names)
         _check_model(self.path, self.capture, model)
@@ -167,7 +156,7 @@ class ShardDataset(Dataset):
         index = read_index(self.path.with_name("samples.parquet"), [shard["shard_id"] for shard in self.shards])
         self.index: Index = _split(index, split, validation_fraction, split_seed)
         self._verify = verify
-        self._open: OrderedDict[int, Shard] = OrderedDict()
+        self._open: OrderedDict[int, ShardReader] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self.index.tokens)
@@ -183,19 +172,18 @@ class ShardDataset(Dataset):
     def tokens(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         """Sample i's `input_ids` int32 [n] and `loss_mask` uint8 [n], without its states."""
         shard, position = self._locate(i)
-        first, end = shard.rows(position)
-        return shard.input_ids[first:end].copy(), shard.loss_mask[first:end].copy()
+        return shard.tokens(position)
 
     def states(self, i: int) -> States:
         """Sample i, before it is named."""
         shard, position = self._locate(i)
         if self._verify and shard.checksum(position) != self.index.checksums[i].as_py():
             raise UserError(f"{shard.path}: sample {self.sample_id(i)} does not have the checksum that the manifest says")
-        first, end = shard.rows(position)
-        hidden, final = (map_rows(shard, name, first, end) for name in ("hidden_states", "final_hidden_state"))
+        hidden, final = shard.states(position)
+        input_ids, loss_mask = shard.tokens(position)
         return States(
-            input_ids=torch.from_numpy(shard.input_ids[first:end].copy()),
-            loss_mask=torch.from_numpy(shard.loss_mask[first:end].copy()),
+            input_ids=torch.from_numpy(input_ids),
+            loss_mask=torch.from_numpy(loss_mask),
             layers=hidden if self._slots is None else hidden[:, self._slots],
             final=self._final(hidden, final),
             final_norm=self.final_norm,
@@ -207,20 +195,21 @@ class ShardDataset(Dataset):
     def __getstate__(self) -> dict:
         return {**self.__dict__, "_open": OrderedDict()}
 
-    def _locate(self, i: int) -> tuple[Shard, int]:
+    def _locate(self, i: int) -> tuple[ShardReader, int]:
         i = range(len(self))[i]  # IndexError past the end, negative numbers from it
         shard, position = self._shard(int(self.index.shard[i])), int(self.index.position[i])
-        first, end = shard.rows(position)
-        if end - first != self.index.tokens[i]:
-            raise UserError(f"{shard.path}: sample {self.sample_id(i)} has {end - first} rows, the manifest says {self.index.tokens[i]}")
+        if shard.length(position) != self.index.tokens[i]:
+            raise UserError(
+                f"{shard.path}: sample {self.sample_id(i)} has {shard.length(position)} rows, the manifest says {self.index.tokens[i]}"
+            )
         return shard, position
 
-    def _shard(self, number: int) -> Shard:
+    def _shard(self, number: int) -> ShardReader:
         shard = self._open.pop(number, None)
         if shard is None:
             entry = self.shards[number]
-            shard = Shard(self.path.parent / entry["path"])
-            found = shard.header.metadata["shard_id"], shard.header.metadata["capture_key"]
+            shard = open_shard(self.path.parent / entry["path"], compact=self.storage is not None)
+            found = shard.metadata["shard_id"], shard.metadata["capture_key"]
             if found != (entry["shard_id"], self.capture["key"]):
                 raise UserError(f"{shard.path}: expected shard {entry['shard_id']} of capture {self.capture['key']}, found {found}")
             if len(self._open) >= _OPEN_SHARDS:

@@ -42,6 +42,7 @@ def identity(dataset: ShardDataset, options: Options, norm: FinalNorm | None) ->
         "capture_key": dataset.capture["key"],
         "residual_layers": dataset.residual_layers,
         "final_norm": dataset.final_norm,
+        "storage": dataset.storage,
         "dtype": str(options.dtype),
         "norm": hashlib.sha256(applied.weight.float().numpy().tobytes() + str(applied.eps).encode()).hexdigest() if applied else None,
     }
@@ -61,6 +62,7 @@ def summary(dataset: ShardDataset, options: Options, **more: object) -> dict:
         "layers_are_counted": dataset.trainer.counts,
         "final_norm": dataset.final_norm,
         "dtype": str(options.dtype).removeprefix("torch.") if options.dtype else "as captured",
+        "storage": dataset.storage,
         "samples": len(dataset),
         "tokens": int(dataset.lengths.sum()),
         "supervised_tokens": int(dataset.index.supervised.sum()),

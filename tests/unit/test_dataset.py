@@ -17,6 +17,7 @@ from draftstates.errors import UserError
 from draftstates.exports.trainers import TRAINERS
 from draftstates.final_norm import FinalNorm
 from draftstates.samplers import LengthBucketedBatchSampler, pad_batch
+from draftstates.shards import read_header
 
 
 @pytest.fixture
@@ -139,9 +140,9 @@ def test_split_values_are_uniform() -> None:
 
 def test_a_changed_byte_is_found_when_verifying(manifest: Synthetic) -> None:
     dataset = ShardDataset(manifest.path, verify=True)
-    shard = dataset._shard(0)
-    begin, width = shard.header.states()["hidden_states"]
-    with open(shard.path, "r+b") as file:
+    path = dataset._shard(0).path
+    begin, width = read_header(path).states()["hidden_states"]
+    with open(path, "r+b") as file:
         file.seek(begin + width * 2)
         byte = file.read(1)
         file.seek(begin + width * 2)

@@ -17,6 +17,7 @@ from draftstates.dataset import ShardDataset
 from draftstates.errors import UserError
 from draftstates.exports.common import Options, check_equal
 from draftstates.exports.export import EXPORTED, export_manifest
+from draftstates.shards import read_header
 
 ROOT = Path(__file__).parents[2]
 
@@ -196,9 +197,9 @@ def test_a_row_more_writes_one_sample_and_a_rerun_none(tmp_path: Path, name: str
 @pytest.mark.parametrize("name", EXPORTED)
 def test_a_damaged_shard_is_not_exported(tmp_path: Path, name: str) -> None:
     manifest = small(tmp_path) if name == "speculators" else post_norm(tmp_path)
-    shard = ShardDataset(manifest.path)._shard(1)
-    with open(shard.path, "r+b") as file:
-        file.seek(shard.header.states()["final_hidden_state"][0] + 5)
+    path = ShardDataset(manifest.path)._shard(1).path
+    with open(path, "r+b") as file:
+        file.seek(read_header(path).states()["final_hidden_state"][0] + 5)
         file.write(b"\x55")
     with pytest.raises(UserError, match="does not have the checksum"):
         export(manifest, name)

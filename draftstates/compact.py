@@ -1,0 +1,99 @@
+"""A run's manifest and shards made compact, in a folder beside it."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+import xxhash
+
+from draftstates.building import publish
+from draftstates.dataset import read_manifest
+from draftstates.errors import UserError
+from draftstates.shards import Shard
+from draftstates.storage import CompactShard, Storage, compact_sample, write_compact
+
+_BLOCK = 1 << 24
+
+
+def compact_manifest(manifest: Path, output: Path, storage: Storage) -> dict:
+    """Write `output/shards/*.safetensors`, `samples.parquet` and, when all is there and read back, `manifest.json`.
+
+    A shard that `output` has already, of the same capture, samples and storage, is kept. Returns the manifest.
+
+    Raises:
+        UserError: the manifest is compact already, a shard is damaged, or the result reads back as something else.
+    """
+    document = read_manifest(manifest)
+    if "storage" in document:
+        raise UserError(f"{manifest}: compact already: {document['storage']}")
+    if not (storage.fp8 or storage.supervised_rows):
+        raise UserError("nothing to do: ask for fp8, supervised_rows or both")
+    folder = Path(output) / "shards"
+    folder.mkdir(parents=True, exist_ok=True)
+    table = pq.read_table(manifest.with_name("samples.parquet"))
+    checksums = dict(zip(table["sample_id"].to_pylist(), table["checksum"].to_pylist(), strict=True))
+    shards = []
+    for entry in document["shards"]:
+        path = folder / f"{entry['shard_id']}.safetensors"
+        source = Shard(manifest.parent / entry["path"])
+        for index, sample_id in enumerate(source.header.sample_ids):
+            if source.checksum(index) != checksums[sample_id]:
+                raise UserError(f"{source.path}: sample {sample_id} does not have the checksum that the manifest says")
+        if not _is_there(path, source, storage):
+            part = path.with_name(f"{path.name}.part")
+            write_compact(source, part, storage)
+            publish(part, path)
+        compact = CompactShard(path)
+        for index, sample_id in enumerate(source.header.sample_ids):
+            _check_sample(compact, source, index, storage)
+            checksums[sample_id] = compact.checksum(index)
+        shards.append({**entry, "path": f"shards/{path.name}", "bytes": path.stat().st_size, "checksum": _file_checksum(path)})
+    _write_table(table, checksums, Path(output) / "samples.parquet")
+    document = {**document, "storage": json.loads(storage.text), "shards": shards}
+    if "totals" in document:
+        document["totals"] = {**document["totals"], "bytes": sum(shard["bytes"] for shard in shards)}
+    part = Path(output) / "manifest.json.part"
+    part.write_text(json.dumps(document, indent=1) + "\n")
+    publish(part, Path(output) / "manifest.json")
+    return document
+
+
+def _is_there(path: Path, source: Shard, storage: Storage) -> bool:
+    if not path.exists():
+        return False
+    found = CompactShard(path).metadata
+    return found["storage"] == storage.text and all(found[name] == source.header.metadata[name] for name in ("shard_id", "capture_key"))
+
+
+def _check_sample(compact: CompactShard, source: Shard, index: int, storage: Storage) -> None:
+    expected, found = compact_sample(source, index, storage), compact.stored(index)
+    tokens = all((a == b).all() for a, b in zip(compact.tokens(index), _tokens(source, index), strict=True))
+    same = all(found[name].dtype == value.dtype and torch.equal(_raw(found[name]), _raw(value)) for name, value in expected.items())
+    if not tokens or not same:
+        raise UserError(f"{compact.path}: sample {source.header.sample_ids[index]} reads back as something else: delete the file")
+
+
+def _tokens(shard: Shard, index: int) -> tuple:
+    first, end = shard.rows(index)
+    return shard.input_ids[first:end], shard.loss_mask[first:end]
+
+
+def _raw(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.uint8)  # e4m3 has no comparison of its own
+
+
+def _write_table(table: pa.Table, checksums: dict[str, str], path: Path) -> None:
+    column = pa.array([checksums[sample_id] for sample_id in table["sample_id"].to_pylist()])
+    part = path.with_name(f"{path.name}.part")
+    pq.write_table(table.set_column(table.schema.get_field_index("checksum"), "checksum", column), part)
+    publish(part, path)
+
+
+def _file_checksum(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

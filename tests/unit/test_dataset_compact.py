@@ -1,0 +1,137 @@
+"""Compact shards read as what they were made from: exactly, or within e4m3's step, and zero only where no loss reads."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+from synthetic import Synthetic, capture_spec, small
+
+from draftstates.compact import compact_manifest
+from draftstates.dataset import ShardDataset
+from draftstates.errors import UserError
+from draftstates.exports.export import export_manifest
+from draftstates.storage import Storage, dequantise, quantise, rows_of_loss
+
+FP8 = Storage(fp8=True, supervised_rows=False)
+ROWS = Storage(fp8=False, supervised_rows=True)
+BOTH = Storage(fp8=True, supervised_rows=True)
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Synthetic:
+    return small(tmp_path / "run", spec=capture_spec(hidden_size=64))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_quantised_value_is_within_a_step_of_its_row(dtype: torch.dtype) -> None:
+    rows = torch.randn(50, 3, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    rows[:, :, 7] *= 300  # a residual stream has a few huge components
+    rows[0] = 0
+    found = dequantise(*quantise(rows), dtype)
+    step = rows.float().abs() / 16 + rows.float().abs().amax(-1, keepdim=True) / 448 / 2**9
+    assert ((found.float() - rows.float()).abs() <= step * 1.02).all()
+    assert torch.equal(found[0], rows[0])
+    assert not torch.equal(found, rows)
+
+
+def test_the_rows_of_a_loss_are_the_supervised_ones_and_their_neighbours() -> None:
+    assert rows_of_loss(np.array([0, 0, 0, 1, 0, 0, 1, 1, 0, 0], np.uint8)).tolist() == [0, 0, 1, 1, 1, 1, 1, 1, 1, 0]
+    assert rows_of_loss(np.array([1, 0, 0], np.uint8)).tolist() == [1, 1, 0]
+    assert not rows_of_loss(np.zeros(4, np.uint8)).any()
+
+
+@pytest.mark.parametrize("storage", [FP8, ROWS, BOTH])
+def test_a_compact_manifest_reads_as_the_whole_one(tmp_path: Path, manifest: Synthetic, storage: Storage) -> None:
+    compact_manifest(manifest.path, tmp_path / "compact", storage)
+    whole = ShardDataset(manifest.path)
+    compact = ShardDataset(tmp_path / "compact" / "manifest.json", verify=True)
+    assert len(compact) == len(whole)
+    for i in range(len(whole)):
+        found, expected = compact[i], whole[i]
+        needed = torch.from_numpy(rows_of_loss(expected["loss_mask"].numpy())) if storage.supervised_rows else slice(None)
+        for name in ("input_ids", "loss_mask"):
+            assert torch.equal(found[name], expected[name])
+        for name, rows in (("hidden_states", slice(None)), ("final_hidden_state", needed)):
+            right = expected[name][rows]
+            right = dequantise(*quantise(right), right.dtype) if storage.fp8 else right
+            assert found[name].dtype == right.dtype and torch.equal(found[name][rows], right)
+        if storage.supervised_rows:
+            assert not found["final_hidden_state"][~needed].any() and (~needed).any()
+
+
+def test_e4m3_takes_little_more_than_half_the_bytes(tmp_path: Path) -> None:
+    manifest = small(tmp_path / "run", spec=capture_spec(hidden_size=576))
+    document = compact_manifest(manifest.path, tmp_path / "compact", FP8)
+    states = [load_file(tmp_path / "compact" / shard["path"]) for shard in document["shards"]]
+    names = ("hidden_states", "final_hidden_state", "hidden_scales", "final_scales")
+    stored = sum(shard[name].nbytes for shard in states for name in names)
+    tokens = sum(shard["tokens"] for shard in document["shards"])
+    assert stored / tokens <= 0.52 * manifest.spec.row_bytes
+
+
+@pytest.mark.parametrize("name", ["speculators", "model_optimizer"])
+def test_a_compact_manifest_is_exported(tmp_path: Path, manifest: Synthetic, name: str) -> None:
+    compact_manifest(manifest.path, tmp_path / "compact", BOTH)
+    compact = tmp_path / "compact" / "manifest.json"
+    export_manifest(compact, tmp_path / "out", name=name, final_norm="pre_norm")
+    assert json.loads((tmp_path / "out" / "export.json").read_text())["storage"] == {"fp8": True, "supervised_rows": True}
+    summary = export_manifest(manifest.path, tmp_path / "out", name=name, final_norm="pre_norm")
+    assert summary["files_reused"] == 0  # the whole states are other states
+
+
+def test_a_second_pass_writes_no_shard_and_other_storage_all(tmp_path: Path, manifest: Synthetic) -> None:
+    def times() -> list[int]:
+        return [path.stat().st_mtime_ns for path in sorted((tmp_path / "compact" / "shards").iterdir())]
+
+    compact_manifest(manifest.path, tmp_path / "compact", FP8)
+    before = times()
+    compact_manifest(manifest.path, tmp_path / "compact", FP8)
+    assert times() == before
+    compact_manifest(manifest.path, tmp_path / "compact", BOTH)
+    assert not set(times()) & set(before)
+
+
+def test_a_damaged_shard_is_not_made_compact(tmp_path: Path, manifest: Synthetic) -> None:
+    path = manifest.path.parent / json.loads(manifest.path.read_text())["shards"][1]["path"]
+    with open(path, "r+b") as file:
+        file.seek(5000)
+        file.write(b"\x55\xaa\x55")
+    with pytest.raises(UserError, match="does not have the checksum"):
+        compact_manifest(manifest.path, tmp_path / "compact", FP8)
+    assert not (tmp_path / "compact" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("name", ["hidden_states", "final_hidden_state", "hidden_scales", "final_scales"])
+def test_a_changed_byte_of_a_compact_shard_is_found(tmp_path: Path, manifest: Synthetic, name: str) -> None:
+    document = compact_manifest(manifest.path, tmp_path / "compact", FP8)
+    path = tmp_path / "compact" / document["shards"][0]["path"]
+    data = bytearray(path.read_bytes())
+    header = 8 + int.from_bytes(data[:8], "little")
+    data[header + json.loads(data[8:header])[name]["data_offsets"][0] + 1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(UserError, match="does not have the checksum"):
+        ShardDataset(tmp_path / "compact" / "manifest.json", verify=True)[0]
+    with pytest.raises(UserError, match="reads back as something else: delete the file"):
+        compact_manifest(manifest.path, tmp_path / "compact", FP8)
+    path.write_bytes(data[:-10])
+    with pytest.raises(UserError, match="not a whole safetensors file"):
+        ShardDataset(tmp_path / "compact" / "manifest.json")[0]
+
+
+def test_what_cannot_be_made_compact_is_refused(tmp_path: Path, manifest: Synthetic) -> None:
+    with pytest.raises(UserError, match="nothing to do"):
+        compact_manifest(manifest.path, tmp_path / "compact", Storage(fp8=False, supervised_rows=False))
+    compact_manifest(manifest.path, tmp_path / "compact", FP8)
+    with pytest.raises(UserError, match="compact already"):
+        compact_manifest(tmp_path / "compact" / "manifest.json", tmp_path / "again", ROWS)
+
+
+def test_the_table_keeps_its_columns(tmp_path: Path, manifest: Synthetic) -> None:
+    compact_manifest(manifest.path, tmp_path / "compact", FP8)
+    before, after = (pq.read_table(folder / "samples.parquet") for folder in (manifest.path.parent, tmp_path / "compact"))
+    assert after.schema == before.schema
+    assert after.drop(["checksum"]).equals(before.drop(["checksum"]))
