@@ -29,7 +29,7 @@ def compact_manifest(manifest: Path, output: Path, storage: Storage) -> dict:
     if "storage" in document:
         raise UserError(f"{manifest}: compact already: {document['storage']}")
     if not (storage.fp8 or storage.supervised_rows):
-        raise UserError("nothing to do: ask for fp8, supervised_rows or both")
+        raise UserError("nothing to do: ask for fp8 or supervised_rows")
     folder = Path(output) / "shards"
     folder.mkdir(parents=True, exist_ok=True)
     table = pq.read_table(manifest.with_name("samples.parquet"))

@@ -10,8 +10,8 @@ A safetensors file like a shard, with these tensors; T rows, F of them with a fi
 | `final_offsets`      | int64 [S+1]                     | the same for `final_hidden_state`
 | `hidden_states`      | stored dtype or e4m3 [T, K, H]  |
 | `final_hidden_state` | stored dtype or e4m3 [F, H]     |
-| `hidden_scales`      | float32 [T, K]                  | with e4m3 only: value = code * scale
-| `final_scales`       | float32 [F]                     | with e4m3 only
+| `hidden_scales`      | float32 [T, K]                  | where the layers are e4m3: value = code * scale
+| `final_scales`       | float32 [F]                     | where the final state is e4m3
 
 Where only supervised rows keep their final state, those are the rows that a loss reads: each supervised one and its neighbours, since
 trainers shift targets by one. The others read as zeros. The layers stay whole: a drafter attends to all of them.
@@ -40,10 +40,20 @@ _CODES |= {dtype: code for code, dtype in STORED_DTYPES.values()}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Storage:
-    """How compact: `fp8` stores e4m3 with a scale per row and layer, `supervised_rows` drops final states that no loss reads."""
+    """How compact.
 
-    fp8: bool
+    Attributes:
+        fp8: what is stored as e4m3 with a scale per row and layer: nothing (None), the "layers", or "all", the final state too. That one
+            decides what a drafter is taught, and three bits of mantissa change the most likely token of some rows.
+        supervised_rows: drop the final states that no loss reads.
+    """
+
+    fp8: str | None
     supervised_rows: bool
+
+    def __post_init__(self) -> None:
+        if self.fp8 not in (None, "layers", "all"):
+            raise UserError(f"fp8 must be 'layers' or 'all', found {self.fp8!r}")
 
     @property
     def text(self) -> str:
@@ -77,10 +87,12 @@ def compact_sample(shard: Shard, index: int, storage: Storage) -> dict[str, torc
     hidden, final = sample["hidden_states"], sample["final_hidden_state"]
     if storage.supervised_rows:
         final = final[torch.from_numpy(rows_of_loss(sample["loss_mask"].numpy()))]
-    if not storage.fp8:
-        return {"hidden_states": hidden, "final_hidden_state": final}
-    (hidden, hidden_scales), (final, final_scales) = quantise(hidden), quantise(final)
-    return {"hidden_states": hidden, "final_hidden_state": final, "hidden_scales": hidden_scales, "final_scales": final_scales}
+    found = {"hidden_states": hidden, "final_hidden_state": final}
+    if storage.fp8:
+        found["hidden_states"], found["hidden_scales"] = quantise(hidden)
+    if storage.fp8 == "all":
+        found["final_hidden_state"], found["final_scales"] = quantise(final)
+    return found
 
 
 def write_compact(source: Shard, path: Path, storage: Storage) -> None:
@@ -110,13 +122,15 @@ def write_compact(source: Shard, path: Path, storage: Storage) -> None:
 
 def _state_shapes(source: Shard, storage: Storage, *, finals: int) -> dict[str, tuple[torch.dtype, list[int]]]:
     rows, layers, width = source.header.tensors["hidden_states"][1]
-    stored = torch.float8_e4m3fn if storage.fp8 else source.states("final_hidden_state", 0, 1).dtype
+    stored = source.states("final_hidden_state", 0, 1).dtype
     shapes: dict[str, tuple[torch.dtype, list[int]]] = {
-        "hidden_states": (stored, [rows, layers, width]),
-        "final_hidden_state": (stored, [finals, width]),
+        "hidden_states": (torch.float8_e4m3fn if storage.fp8 else stored, [rows, layers, width]),
+        "final_hidden_state": (torch.float8_e4m3fn if storage.fp8 == "all" else stored, [finals, width]),
     }
     if storage.fp8:
-        shapes |= {"hidden_scales": (torch.float32, [rows, layers]), "final_scales": (torch.float32, [finals])}
+        shapes["hidden_scales"] = (torch.float32, [rows, layers])
+    if storage.fp8 == "all":
+        shapes["final_scales"] = (torch.float32, [finals])
     return shapes
 
 
@@ -185,7 +199,9 @@ class CompactShard:
         final = slice(int(self._final_offsets[index]), int(self._final_offsets[index + 1]))
         names = {"hidden_states": rows, "final_hidden_state": final}
         if self.storage.fp8:
-            names |= {"hidden_scales": rows, "final_scales": final}
+            names["hidden_scales"] = rows
+        if self.storage.fp8 == "all":
+            names["final_scales"] = final
         return {name: self._file.get_slice(name)[where] for name, where in names.items()}
 
     def states(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -194,6 +210,7 @@ class CompactShard:
         hidden, final = stored["hidden_states"], stored["final_hidden_state"]
         if self.storage.fp8:
             hidden = dequantise(hidden, stored["hidden_scales"], self._dtype)
+        if self.storage.fp8 == "all":
             final = dequantise(final, stored["final_scales"], self._dtype)
         if self.storage.supervised_rows:
             whole = final.new_zeros((len(hidden), final.shape[-1]))

@@ -13,7 +13,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--manifest", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True, help="folder for the compact shards and their manifest.json")
-    parser.add_argument("--fp8", action="store_true", help="e4m3 with a scale per row and layer")
+    parser.add_argument(
+        "--fp8", choices=("layers", "all"), help="e4m3 with a scale per row and layer, for the layers or the final state too"
+    )
     parser.add_argument("--supervised-rows", action="store_true", help="keep final states of supervised rows and their neighbours only")
     arguments = parser.parse_args()
 

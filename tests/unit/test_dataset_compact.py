@@ -16,9 +16,10 @@ from draftstates.errors import UserError
 from draftstates.exports.export import export_manifest
 from draftstates.storage import Storage, dequantise, quantise, rows_of_loss
 
-FP8 = Storage(fp8=True, supervised_rows=False)
-ROWS = Storage(fp8=False, supervised_rows=True)
-BOTH = Storage(fp8=True, supervised_rows=True)
+FP8 = Storage(fp8="all", supervised_rows=False)
+LAYERS = Storage(fp8="layers", supervised_rows=False)
+ROWS = Storage(fp8=None, supervised_rows=True)
+BOTH = Storage(fp8="all", supervised_rows=True)
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def test_the_rows_of_a_loss_are_the_supervised_ones_and_their_neighbours() -> No
     assert not rows_of_loss(np.zeros(4, np.uint8)).any()
 
 
-@pytest.mark.parametrize("storage", [FP8, ROWS, BOTH])
+@pytest.mark.parametrize("storage", [FP8, LAYERS, ROWS, BOTH, Storage(fp8="layers", supervised_rows=True)])
 def test_a_compact_manifest_reads_as_the_whole_one(tmp_path: Path, manifest: Synthetic, storage: Storage) -> None:
     compact_manifest(manifest.path, tmp_path / "compact", storage)
     whole = ShardDataset(manifest.path)
@@ -57,7 +58,8 @@ def test_a_compact_manifest_reads_as_the_whole_one(tmp_path: Path, manifest: Syn
             assert torch.equal(found[name], expected[name])
         for name, rows in (("hidden_states", slice(None)), ("final_hidden_state", needed)):
             right = expected[name][rows]
-            right = dequantise(*quantise(right), right.dtype) if storage.fp8 else right
+            coded = storage.fp8 == "all" or (storage.fp8 == "layers" and name == "hidden_states")
+            right = dequantise(*quantise(right), right.dtype) if coded else right
             assert found[name].dtype == right.dtype and torch.equal(found[name][rows], right)
         if storage.supervised_rows:
             assert not found["final_hidden_state"][~needed].any() and (~needed).any()
@@ -78,7 +80,7 @@ def test_a_compact_manifest_is_exported(tmp_path: Path, manifest: Synthetic, nam
     compact_manifest(manifest.path, tmp_path / "compact", BOTH)
     compact = tmp_path / "compact" / "manifest.json"
     export_manifest(compact, tmp_path / "out", name=name, final_norm="pre_norm")
-    assert json.loads((tmp_path / "out" / "export.json").read_text())["storage"] == {"fp8": True, "supervised_rows": True}
+    assert json.loads((tmp_path / "out" / "export.json").read_text())["storage"] == {"fp8": "all", "supervised_rows": True}
     summary = export_manifest(manifest.path, tmp_path / "out", name=name, final_norm="pre_norm")
     assert summary["files_reused"] == 0  # the whole states are other states
 
@@ -124,7 +126,7 @@ def test_a_changed_byte_of_a_compact_shard_is_found(tmp_path: Path, manifest: Sy
 
 def test_what_cannot_be_made_compact_is_refused(tmp_path: Path, manifest: Synthetic) -> None:
     with pytest.raises(UserError, match="nothing to do"):
-        compact_manifest(manifest.path, tmp_path / "compact", Storage(fp8=False, supervised_rows=False))
+        compact_manifest(manifest.path, tmp_path / "compact", Storage(fp8=None, supervised_rows=False))
     compact_manifest(manifest.path, tmp_path / "compact", FP8)
     with pytest.raises(UserError, match="compact already"):
         compact_manifest(tmp_path / "compact" / "manifest.json", tmp_path / "again", ROWS)
