@@ -14,7 +14,7 @@ def main() -> None:
     parser.add_argument("--manifest", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True, help="folder for the compact shards and their manifest.json")
     parser.add_argument(
-        "--fp8", choices=("layers", "all"), help="e4m3 with a scale per row and layer, for the layers or the final state too"
+        "--fp8", choices=("layers", "all"), help="e4m3 with a scale per row and layer: of the layers, or of the final state too"
     )
     parser.add_argument("--supervised-rows", action="store_true", help="keep final states of supervised rows and their neighbours only")
     arguments = parser.parse_args()
