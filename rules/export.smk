@@ -24,12 +24,12 @@ rule export:
         LOGS / "{run}" / "export" / "{trainer}.log",
     benchmark:
         BENCHMARKS / "{run}" / "export" / "{trainer}.tsv"
+    wildcard_constraints:
+        trainer="speculators|specforge|model_optimizer|deepspec",
     params:
         folder=subpath(output.export, parent=True),
         options=export_options,
         code=ask.source_digest("exports", "dataset.py", "final_norm.py", "vocab.py", "shards.py"),
-    wildcard_constraints:
-        trainer="speculators|specforge|model_optimizer|deepspec",
     shell:
         """
         exec python scripts/export.py \

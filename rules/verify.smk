@@ -23,8 +23,10 @@ rule verify:
         LOGS / "{run}" / "verify" / "{shard_id}.log",
     benchmark:
         BENCHMARKS / "{run}" / "verify" / "{shard_id}.tsv"
+    # reading and hashing scale with cores, up to what a disk gives
+    threads: 4
     params:
-        code=ask.source_digest("verify.py", "checks.py", "alignment.py"),
+        code=ask.source_digest("verify.py", "checks.py", "alignment.py", "prefixes.py"),
     shell:
         """
         exec python scripts/verify.py \

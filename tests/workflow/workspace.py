@@ -96,7 +96,6 @@ def make_workspace(folder: Path, model: Path, *, standins: bool) -> Workspace:
         for path in STANDINS.glob("*.py"):
             shutil.copy(path, folder / "scripts" / path.name)
     shutil.copytree(model, folder / "models" / "tiny")
-    for name in ("verify", "checks", "alignment", "manifest"):
     workspace = Workspace(folder, tiny_config())
     workspace.write_rows([chat(f"one-{i}") for i in range(36)], "one")
     workspace.write_rows([chat(f"two-{i}") for i in range(12)], "two")
