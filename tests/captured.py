@@ -167,13 +167,13 @@ def write(captured: Captured, folder: Path) -> Files:
 
 
 def plan_of(captured: Captured, *, source: str = "demo") -> dict[str, Any]:
-    """A plan of this one shard."""
+    """A plan of this one shard, as it is read from its file."""
     tokens = sum(map(len, captured.tokens))
     supervised = int(sum(mask.sum() for mask in captured.masks))
     counts = {"samples": len(captured.tokens), "tokens": tokens, "supervised_tokens": supervised}
     account = {"rows_in": len(captured.tokens), "kept": len(captured.tokens), "skipped": {}, "failed": {}, **counts}
     size = shards.shard_bytes(spec=captured.spec, samples=counts["samples"], tokens=tokens)
-    return {
+    plan = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "run": captured.spec.run_name,
@@ -182,6 +182,7 @@ def plan_of(captured: Captured, *, source: str = "demo") -> dict[str, Any]:
         "shards": [{"shard_id": captured.shard_id, "source": source, "bytes": size, **counts}],
         "accounting": {"sources": {source: account}, "totals": account},
     }
+    return json.loads(json.dumps(plan))
 
 
 def _fill(

@@ -1,0 +1,195 @@
+"""Promises 1 and 6: the manifest lists what was verified and only that, and its accounts close."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from captured import Captured, capture, plan_of, tiny_model, write
+
+from draftstates import shards
+from draftstates.errors import UserError
+from draftstates.manifest import write_manifest
+from draftstates.verify import verify_shard
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = ROOT / "schemas" / "manifest.schema.yaml"
+
+
+class Run:
+    """A results folder with two verified shards of two sources."""
+
+    def __init__(self, folder: Path) -> None:
+        self.results = folder
+        model = tiny_model(folder / "model")
+        self.captured = {"a": capture(model, seed=1), "b": capture(model, samples=5, seed=2)}
+        self.plan: dict[str, Any] = {}
+        for source, captured in self.captured.items():
+            self._add(source, captured)
+
+    def _add(self, source: str, captured: Captured) -> None:
+        plan = plan_of(captured, source=source)
+        self.plan = merged(self.plan, plan) if self.plan else plan
+        self.run = self.results / plan["run"]
+        files = write(captured, self.run / "shards")
+        found = verify_shard(
+            files.shard_id, plan=plan, model=files.model, shard=files.shard, probe=files.probe, receipts=files.receipts, threads=1
+        )
+        (self.run / "verified").mkdir(exist_ok=True)
+        (self.run / "verified" / f"{files.shard_id}.json").write_text(json.dumps(found))
+        tokens = self.results / "tokens" / "shards"
+        tokens.mkdir(parents=True, exist_ok=True)
+        rows = pa.array([10 * index for index in range(len(captured.names))], pa.int64())
+        pq.write_table(
+            pa.table({"row": rows, "sample_id": captured.names, "source": [source] * len(rows)}), tokens / f"{files.shard_id}.parquet"
+        )
+
+    def write(self) -> dict[str, Any]:
+        return write_manifest(
+            self.plan,
+            tokens=self.results / "tokens" / "shards",
+            run=self.run,
+            manifest=self.run / "manifest.json",
+            samples=self.run / "samples.parquet",
+        )
+
+    def shard(self, source: str) -> Path:
+        return self.run / "shards" / f"{self.captured[source].shard_id}.safetensors"
+
+    def change_verified(self, source: str, change: Callable[[dict[str, Any]], None]) -> None:
+        path = self.run / "verified" / f"{self.captured[source].shard_id}.json"
+        found = json.loads(path.read_text())
+        change(found)
+        path.write_text(json.dumps(found))
+
+
+def merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """One plan of two."""
+    sources = {**first["accounting"]["sources"], **second["accounting"]["sources"]}
+    totals: dict[str, Any] = {"skipped": {}, "failed": {}}
+    for name in ("rows_in", "kept", "samples", "tokens", "supervised_tokens"):
+        totals[name] = sum(account[name] for account in sources.values())
+    return {**first, "shards": first["shards"] + second["shards"], "accounting": {"sources": sources, "totals": totals}}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def _refused(run: Run) -> str:
+    with pytest.raises(UserError) as error:
+        run.write()
+    assert not (run.run / "manifest.json").exists()
+    return str(error.value)
+
+
+def test_the_manifest_keeps_to_its_schema(run: Run) -> None:
+    manifest = run.write()
+    jsonschema.Draft202012Validator(yaml.safe_load(SCHEMA.read_text())).validate(manifest)
+    assert json.loads((run.run / "manifest.json").read_text()) == manifest
+
+
+def test_the_manifest_says_what_was_captured_and_how_much(run: Run) -> None:
+    manifest = run.write()
+    spec = run.captured["a"].spec
+    assert (manifest["capture"]["key"], manifest["capture"]["revision"]) == (spec.key, spec.model_digest)
+    assert (manifest["capture"]["engine"], manifest["capture"]["engine_version"]) == ("sglang", "0.5.23")
+    totals = manifest["totals"]
+    assert (totals["rows_in"], totals["kept"], totals["samples"]) == (17, 17, 17)
+    assert totals["tokens"] == sum(len(tokens) for captured in run.captured.values() for tokens in captured.tokens)
+    assert totals["bytes"] == sum(run.shard(source).stat().st_size for source in "ab")
+    assert manifest["checks"]["probes"] == 6
+
+
+def test_a_sample_is_read_back_by_what_the_table_says(run: Run) -> None:
+    manifest = run.write()
+    table = pd.read_parquet(run.run / "samples.parquet")
+    assert len(table) == 17
+    paths = {shard["shard_id"]: run.run / shard["path"] for shard in manifest["shards"]}
+    for entry in table.itertuples():
+        captured = run.captured[entry.source]
+        index = entry.row // 10
+        shard = shards.Shard(paths[entry.shard_id])
+        assert captured.names[index] == entry.sample_id == shard.header.sample_ids[entry.position]
+        assert shard.rows(entry.position) == (entry.offset, entry.offset + entry.tokens)
+        assert (shard.sample(entry.position)["hidden_states"] == captured.hidden[index]).all()
+        assert entry.supervised == captured.masks[index].sum()
+        assert entry.checksum == shard.checksum(entry.position)
+
+
+def test_a_shard_that_was_not_verified_is_refused(run: Run) -> None:
+    (run.run / "verified" / f"{run.captured['b'].shard_id}.json").unlink()
+    assert "expected what verification found of shard" in _refused(run)
+
+
+def test_a_shard_that_is_gone_or_cut_short_after_verification_is_refused(run: Run) -> None:
+    content = run.shard("a").read_bytes()
+    run.shard("a").write_bytes(content[:-1])
+    assert "cut short" in _refused(run)
+    run.shard("a").unlink()
+    assert "verified, but it cannot be read" in _refused(run)
+
+
+def test_another_shard_under_a_verified_name_is_refused(run: Run) -> None:
+    run.shard("b").write_bytes(run.shard("a").read_bytes())
+    assert "verified with bytes" in _refused(run)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda found: found.update(shard_id="x"), "expected shard_id"),
+        (lambda found: found.update(capture_key="x"), "expected capture_key"),
+        (lambda found: found.update(format_version=9), "expected format"),
+        (lambda found: found["samples"].pop(), "expected samples 12, found 11"),
+        (lambda found: found["samples"][0].update(rows=9999), "expected tokens"),
+        (lambda found: found["samples"][0].update(supervised=9999), "expected supervised_tokens"),
+        (lambda found: found["samples"][0].update(sample_id="x"), "expected the samples that were verified"),
+    ],
+)
+def test_what_was_verified_must_be_what_was_planned(run: Run, change: Callable[[dict[str, Any]], None], expected: str) -> None:
+    run.change_verified("a", change)
+    assert expected in _refused(run)
+
+
+def test_accounts_that_do_not_close_are_refused(run: Run) -> None:
+    run.plan["accounting"]["sources"]["a"]["rows_in"] += 1
+    assert "source a: unexplained rows: 13 in, but 12 kept" in _refused(run)
+    run.plan["accounting"]["sources"]["a"]["rows_in"] -= 1
+    run.plan["accounting"]["totals"]["rows_in"] += 1
+    assert "all sources: unexplained rows" in _refused(run)
+
+
+def test_samples_that_are_in_no_shard_are_refused(run: Run) -> None:
+    run.plan["shards"].pop()
+    assert "unexplained rows: 17 samples are accounted for, the shards have 12" in _refused(run)
+
+
+def test_a_manifest_of_nothing_is_an_error(run: Run) -> None:
+    run.plan["shards"] = []
+    assert "no shards" in _refused(run)
+
+
+def test_tokens_that_are_gone_are_named(run: Run) -> None:
+    (run.results / "tokens" / "shards" / f"{run.captured['b'].shard_id}.parquet").unlink()
+    assert "plan again" in _refused(run)
+
+
+def test_the_command_ends_with_the_accounting_and_the_path(run: Run) -> None:
+    plan = run.results / "plan.json"
+    plan.write_text(json.dumps(run.plan))
+    output = run.run / "manifest.json"
+    arguments = ["--plan", plan, "--run-dir", run.run, "--output", output, "--samples", run.run / "samples.parquet"]
+    done = subprocess.run([sys.executable, ROOT / "scripts" / "manifest.py", *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"manifest: {output}"
+    assert str(json.loads(output.read_text())["totals"]["tokens"]) in done.stdout.replace(",", "")
