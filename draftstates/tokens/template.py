@@ -5,8 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from draftstates.errors import UserError
 from draftstates.tokens.conversations import Conversation
+from draftstates.tokens.encoder import encoder_for
 from draftstates.tokens.reasons import RowSkipped
 from draftstates.tokens.tokenizer import load_tokenizer
 
@@ -40,6 +43,7 @@ class ChatTemplate:
             raise UserError(f"{folder}: the tokenizer has no chat template; name one with data.chat_template")
         self.folder = folder
         self._arguments = dict(arguments or {})
+        self._encoder = encoder_for(self.tokenizer)
         self.vocabulary_size = len(self.tokenizer)
         self.added_ids = frozenset(self.tokenizer.added_tokens_decoder)
         self.closing = self._find_closing()
@@ -60,30 +64,30 @@ class ChatTemplate:
         except Exception as error:  # a template is a program of its own: whatever it raises is the row's fault
             raise RowSkipped("template_error", f"{type(error).__name__}: {error}") from None
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of rendered text. The template has put in every special token, so the tokenizer adds none.
+    def encode(self, text: str) -> np.ndarray:
+        """Ids of rendered text, int32 [T]. The template has put in every special token, so the tokenizer adds none.
 
         Raises:
             RowSkipped: `bad_text`, lone surrogates.
         """
         try:
-            return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            return self._encoder.encode(text)
         except (UnicodeEncodeError, TypeError) as error:
             raise RowSkipped("bad_text", str(error)) from None
 
-    def turn_end(self, turn: Sequence[int]) -> int:
+    def turn_end(self, turn: np.ndarray) -> int:
         """Tokens of an assistant turn up to and including its end token.
 
         Args:
-            turn: ids from the generation prompt's end to the end of the rendering.
+            turn: ids from the generation prompt's end to the end of the rendering, int32 [T].
 
         Raises:
             RowSkipped: `no_turn_end`.
         """
         end = len(turn) - len(self.tail)
-        if end < 1 or list(turn[end:]) != self.tail or turn[end - 1] not in self.end_ids:
+        if end < 1 or turn[end - 1] not in self.end_ids or not np.array_equal(turn[end:], self.tail):
             expected = ", ".join(self.tokenizer.convert_ids_to_tokens(sorted(self.end_ids)))
-            found = self.tokenizer.convert_ids_to_tokens(list(turn[-4:]))
+            found = self.tokenizer.convert_ids_to_tokens(turn[-4:].tolist())
             raise RowSkipped(
                 "no_turn_end", f"expected one of {expected} and then {len(self.tail)} more tokens, found a turn that ends in {found}"
             )
@@ -114,7 +118,7 @@ class ChatTemplate:
     def _find_closing(self) -> list[int]:
         user = {"role": "user", "content": "Hi"}
         try:
-            turns = [self.encode(self.render([user, {"role": "assistant", "content": answer}])) for answer in _ANSWERS]
+            turns = [self.encode(self.render([user, {"role": "assistant", "content": answer}])).tolist() for answer in _ANSWERS]
         except RowSkipped as error:
             raise UserError(f"{self.folder}: the chat template cannot render a user's and an assistant's message: {error.detail}") from None
         return _common_suffix(turns)

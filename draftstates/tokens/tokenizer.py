@@ -30,7 +30,7 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
     if backend is None or not file.exists():
         return tokenizer
     published = tokenizers.Tokenizer.from_file(str(file))
-    for part in ("normalizer", "pre_tokenizer", "decoder"):
+    for part in ("normalizer", "pre_tokenizer", "model", "decoder"):
         setattr(backend, part, getattr(published, part))
     if backend.encode(_CHECK, add_special_tokens=False).ids != published.encode(_CHECK, add_special_tokens=False).ids:
         raise UserError(f"{folder}: transformers loads another tokenizer than tokenizer.json holds: the ids of a text differ")

@@ -17,6 +17,8 @@ from draftstates.tokens.options import TokeniseOptions
 from draftstates.tokens.reasons import RowSkipped
 from draftstates.tokens.template import ChatTemplate
 
+_LONGEST_OPENER = 16  # tokens of what a prompt may open a turn with, such as a thought
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sample:
@@ -31,7 +33,7 @@ class Sample:
 class _Turn:
     """ids up to `end` (with the end token) are the turn at generation time; its targets are `spans`, ascending."""
 
-    ids: list[int]
+    ids: np.ndarray
     end: int
     spans: list[tuple[int, int]]
 
@@ -76,15 +78,19 @@ def _turn(
     text = template.render(messages[: place + 1], tools=tools)
     prompt, ids = template.encode(prompt_text), template.encode(text)
     start = len(prompt)
-    if ids[:start] != prompt:
-        ids = prompt + _continuation(prompt, prompt_text, text, messages[place], template)
+    if not _begins(ids, prompt):
+        ids = np.concatenate([prompt, _continuation(prompt, prompt_text, text, messages[place], template)])
     end = start + template.turn_end(ids[start:])
     if options.include_reasoning:
         return _Turn(ids, end, [(start, end)])
     return _Turn(ids, end, [(min(_answer_start(messages, place, tools, template, ids, start), end - 1), end)])
 
 
-def _continuation(prompt: list[int], prompt_text: str, text: str, message: dict[str, Any], template: ChatTemplate) -> list[int]:
+def _begins(ids: np.ndarray, prefix: np.ndarray) -> bool:
+    return np.array_equal(ids[: len(prefix)], prefix)
+
+
+def _continuation(prompt: np.ndarray, prompt_text: str, text: str, message: dict[str, Any], template: ChatTemplate) -> np.ndarray:
     """What the model would generate after the prompt, where tokenising both as one merges tokens across the prompt's end."""
     if text.startswith(prompt_text):
         return template.encode(text[len(prompt_text) :])
@@ -92,14 +98,14 @@ def _continuation(prompt: list[int], prompt_text: str, text: str, message: dict[
     if isinstance(content, str) and not message.get("tool_calls"):
         # The prompt opens the turn (a thought's opener), the data has the opener too, the template renders neither twice.
         answer = template.encode(content)
-        for shared in range(min(len(prompt), len(answer)), 0, -1):
-            if prompt[-shared:] == answer[:shared] and any(token in template.added_ids for token in answer[:shared]):
-                return answer[shared:] + template.closing
+        for shared in range(min(len(prompt), len(answer), _LONGEST_OPENER), 0, -1):
+            if _begins(answer, prompt[-shared:]) and template.added_ids.intersection(answer[:shared].tolist()):
+                return np.concatenate([answer[shared:], np.array(template.closing, dtype=np.int32)])
     raise RowSkipped("prompt_not_prefix", f"expected a rendering that begins as the prompt, which ends in {prompt_text[-40:]!r}")
 
 
 def _answer_start(
-    messages: list[dict[str, Any]], place: int, tools: list[dict[str, Any]] | None, template: ChatTemplate, ids: list[int], start: int
+    messages: list[dict[str, Any]], place: int, tools: list[dict[str, Any]] | None, template: ChatTemplate, ids: np.ndarray, start: int
 ) -> int:
     """Where the reasoning ends: as far as the turn agrees with itself without its answer."""
     message = messages[place]
@@ -109,15 +115,16 @@ def _answer_start(
         return start
     bare = {key: value for key, value in message.items() if key != "tool_calls"} | {"content": thought + closer}
     other = template.encode(template.render([*messages[:place], bare], tools=tools))
-    agreeing = next((index for index, (one, two) in enumerate(zip(ids, other, strict=False)) if one != two), min(len(ids), len(other)))
-    return max(agreeing, start)
+    shorter = min(len(ids), len(other))
+    differing = np.flatnonzero(ids[:shorter] != other[:shorter])
+    return max(int(differing[0]) if len(differing) else shorter, start)
 
 
 def _grouped(turns: list[_Turn]) -> list[_Turn]:
     """Turns whose ids are a prefix of a later turn's join that one; the rest stay alone. In turn order."""
     groups: list[_Turn] = []
     for turn in reversed(turns):
-        host = next((group for group in reversed(groups) if group.ids[: turn.end] == turn.ids[: turn.end]), None)
+        host = next((group for group in reversed(groups) if _begins(group.ids, turn.ids[: turn.end])), None)
         if host is None:
             groups.append(turn)
         else:
@@ -140,11 +147,11 @@ def _sample(turn: _Turn, template: ChatTemplate, options: TokeniseOptions) -> Sa
             raise RowSkipped("too_long", f"expected at most {options.max_tokens} tokens, found {len(ids)}")
         ids = ids[: spans[-1][1]]
     bos = template.tokenizer.bos_token_id
-    if bos is not None and ids[:2] == [bos, bos]:
+    if bos is not None and ids[:2].tolist() == [bos, bos]:
         raise RowSkipped("doubled_bos", f"the first two tokens are both {bos}")
     mask = np.zeros(len(ids), dtype=np.uint8)
     for first, end in spans:
         mask[first:end] = 1
     if not mask.any():
         raise RowSkipped("no_targets", f"none of {len(ids)} tokens is a target")
-    return Sample(np.asarray(ids, dtype=np.int32), mask, cut=too_long)
+    return Sample(ids, mask, cut=too_long)
