@@ -5,7 +5,7 @@
 #
 # CARRY has on_device.sh, make_model.py and the packed SGLang; DEST is where it is unpacked; OUT gets results and logs.
 # Stages: install, check (tests/gpu), dense, mla (200 to 4000 tokens), dense_long, mla_long (16k to 32k tokens in chunks).
-# REPEATS (3) and NATIVE (8 requests of the native path) may be set. A stage that fails does not stop the next.
+# REPEATS (3), NATIVE (8 requests of the native path) and CHECK (options of pytest) may be set. A stage that fails does not stop the next.
 set -u
 carry=$1 dest=$2 out=$3
 shift 3
@@ -45,7 +45,7 @@ for stage in "$@"; do
     ;;
   check)
     say "== check"
-    DRAFTSTATES_GPU_FLAGS="$common --mem-fraction-static 0.3" timeout 400 python3 -m pytest -q -s "$here/tests/gpu" \
+    DRAFTSTATES_GPU_FLAGS="$common --mem-fraction-static 0.3" timeout 400 python3 -m pytest -q -s "$here/tests/gpu" ${CHECK:-} \
       -p no:cacheprovider --basetemp "$dest/check" >"$out/check.txt" 2>&1
     tail -25 "$out/check.txt" | cut -c1-400
     ;;

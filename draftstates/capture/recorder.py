@@ -119,6 +119,9 @@ class Recorder:
         step = self._settings.block_bytes // row_bytes
         if step == 0:
             raise RuntimeError(f"draftstates: block_bytes {self._settings.block_bytes} is less than one row of {row_bytes} bytes")
+        # SGLang keeps a batch's ids in a buffer that the next batch overwrites, perhaps before the side stream gets to it; what
+        # the model computes are tensors of their own
+        ids = ids[:rows].to(torch.int32, copy=True)
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream())
         for begin in range(0, rows if segments else 0, step):
@@ -165,7 +168,7 @@ class Recorder:
         with torch.cuda.stream(self._stream):
             hidden.copy_(torch.stack([layer[begin:end] for layer in layers], dim=1).to(self._dtype), non_blocking=True)
             last.copy_(final[begin:end].to(self._dtype), non_blocking=True)
-            tail.copy_(ids[begin:end].to(torch.int32), non_blocking=True)
+            tail.copy_(ids[begin:end], non_blocking=True)
             for source in (*layers, final, ids):  # the allocator must not reuse them before the side stream has read them
                 source.record_stream(self._stream)
             ready = torch.cuda.Event(blocking=True)

@@ -44,6 +44,12 @@ def mla() -> PretrainedConfig:
         topk_method="greedy",
         norm_topk_prob=False,
         routed_scaling_factor=1.0,
+        # read by SGLang, of no meaning to transformers
+        moe_layer_freq=1,
+        scoring_func="softmax",
+        seq_aux=True,
+        pretraining_tp=1,
+        ep_size=1,
     )
 
 
