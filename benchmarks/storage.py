@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from draftstates.cli import run
 from draftstates.compact import compact_manifest
 from draftstates.dataset import ShardDataset
 from draftstates.model import Head, read_head
@@ -57,4 +58,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)
