@@ -6,11 +6,12 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
-from draftstates import ids, shards
+from draftstates import ids, shards, wire
 from draftstates.building import building_folder, publish
 from draftstates.client import Captured, Client, Endpoint, Work
 from draftstates.errors import UserError
@@ -93,10 +94,10 @@ def extract_shard(
         work, probes = lay_out(tokens, spec=spec, options=options, shard=shard, probe=probe)
         start = time.monotonic()
         rows = {shard: len(tokens.input_ids), probe: _rows(probes)}
-        captured = asyncio.run(_capture(work, endpoint=endpoint, options=options, rows=rows))
+        captured = asyncio.run(capture(work, endpoint=endpoint, options=options, rows=rows))
         seconds = time.monotonic() - start
         receipts = folder / "receipts.json"
-        receipts.write_text(json.dumps(_receipts(tokens, spec=spec, engine=engine, captured=captured, probes=probes), indent=1))
+        receipts.write_text(json.dumps(receipts_document(tokens, spec=spec, engine=engine, captured=captured, probes=probes), indent=1))
         publish(probe, probe_path)
         publish(receipts, receipts_file)
         publish(shard, output)  # last: a shard that has its name has all that belongs to it
@@ -113,9 +114,9 @@ def _rows(probes: list[tuple[int, int]]) -> int:
 
 
 def lay_out(
-    tokens: ShardTokens, *, spec: CaptureSpec, options: ExtractOptions, shard: Path, probe: Path
+    tokens: ShardTokens, *, spec: CaptureSpec, options: ExtractOptions, shard: Path, probe: Path, kind: str = wire.PLAIN
 ) -> tuple[list[Work], list[tuple[int, int]]]:
-    """Lay out the shard and its probe file; the work that fills them: every sample, then every probe."""
+    """Lay out the shard and its probe file; the work that fills them: every sample (requests of `kind`), then every probe."""
     shards.create(
         shard,
         spec=spec,
@@ -127,7 +128,7 @@ def lay_out(
     )
     starts = np.concatenate([[0], np.cumsum(tokens.lengths)]).tolist()
     work = [
-        Work(sample_id=name, shard=shard, first_row=starts[i], input_ids=tokens.input_ids[starts[i] : starts[i + 1]])
+        Work(sample_id=name, shard=shard, first_row=starts[i], input_ids=tokens.input_ids[starts[i] : starts[i + 1]], kind=kind)
         for i, name in enumerate(tokens.sample_ids)
     ]
     probes = choose_probes(
@@ -150,7 +151,15 @@ def lay_out(
     return work, probes
 
 
-async def _capture(work: list[Work], *, endpoint: Endpoint, options: ExtractOptions, rows: dict[Path, int]) -> list[Captured]:
+async def capture(work: list[Work], *, endpoint: Endpoint, options: ExtractOptions, rows: dict[Path, int]) -> list[Captured]:
+    """Send all work and wait until the server has synced every file.
+
+    Args:
+        rows: each file's rows.
+
+    Raises:
+        UserError: names each sample that could not be captured, and why.
+    """
     progress = _Progress(sum(len(item.input_ids) for item in work))
     async with Client(endpoint, tokens_in_flight=options.tokens_in_flight) as client:
         captured, reasons = await client.capture_all(work, retries=options.retries, progress=progress.add)
@@ -195,7 +204,10 @@ class _Progress:
         print(f"{self._done:,} of {self._total:,} tokens, {rate:,.0f} tokens/s, {left:,.0f} s left", file=sys.stderr, flush=True)
 
 
-def _receipts(tokens: ShardTokens, *, spec: CaptureSpec, engine: str, captured: list[Captured], probes: list[tuple[int, int]]) -> dict:
+def receipts_document(
+    tokens: ShardTokens, *, spec: CaptureSpec, engine: str, captured: list[Captured], probes: list[tuple[int, int]]
+) -> dict[str, Any]:
+    """The content of a shard's receipts file; `captured` in the order of `lay_out`'s work."""
     whole, again = captured[: len(tokens.sample_ids)], captured[len(tokens.sample_ids) :]
     return {
         "format": RECEIPTS_FORMAT,
