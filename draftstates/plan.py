@@ -76,19 +76,28 @@ def make_plan(token_files: Sequence[Path], *, spec: CaptureSpec, results: Path, 
     _check_names(entries)
     names = [entry["shard_id"] for entry in entries]
     sizes = [size for cut in cuts for size in cut.sizes]
-    room = check_room(names, sizes, run=results / spec.run_name, budget=options.budget)
+    run = run_folder(results, spec)
+    room = check_room(names, sizes, run=results / run, budget=options.budget)
     for cut in cuts:
         write_shard_tokens(cut.index, cut.shard_of, [entry["shard_id"] for entry in cut.entries], folder=results / "tokens" / "shards")
     return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        "run": spec.run_name,
+        "run": run,
         "capture": {**dataclasses.asdict(spec), "key": spec.key},
         "checks": {"probe_fraction": options.probe_fraction, "probe_minimum": options.probe_minimum},
         "shards": entries,
         "accounting": accounting,
         **room,
     }
+
+
+def run_folder(results: Path, spec: CaptureSpec) -> str:
+    """Name of the capture's folder: the one that has its key already, whatever its model was called or wherever it lay then."""
+    if (results / spec.run_name).exists():
+        return spec.run_name
+    present = sorted(path.name for path in results.glob(f"*-{spec.key[:8]}") if path.is_dir())
+    return present[0] if present else spec.run_name
 
 
 def read_plan(path: Path) -> dict[str, Any]:
