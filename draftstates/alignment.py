@@ -156,7 +156,8 @@ def _limits(
 def half_step(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Half the distance between neighbouring numbers of `dtype` around each value: what rounding moves it by at most."""
     _, exponent = torch.frexp(values)
-    return torch.ldexp(torch.full_like(values, unit_roundoff(dtype) / 2), exponent)
+    smallest = torch.finfo(dtype).smallest_normal * unit_roundoff(dtype)  # below the normal numbers steps shrink no further
+    return torch.ldexp(torch.full_like(values, unit_roundoff(dtype) / 2), exponent).clamp(min=smallest)
 
 
 def _blocks(head: Head, rounding: Rounding) -> Iterator[tuple[slice, torch.Tensor]]:
