@@ -91,8 +91,9 @@ def _read_json(path: Path) -> Iterator[tuple[str, object]]:
 def _read_array(path: Path, file: io.TextIOWrapper) -> Iterator[tuple[str, object]]:
     """Elements of one JSON array, parsed one at a time. Where the file is cut short, the last row says so."""
     text = file.read(_CHUNK)
-    at = _after_blank(text, 0) + 1
-    row = 0
+    while "[" not in text:
+        text += file.read(_CHUNK)
+    at, row = text.index("[") + 1, 0
     while True:
         at = _after_blank(text, at)
         if text[at : at + 1] == "]":
