@@ -19,7 +19,7 @@ class ServerSettings:
         launcher: `local` starts processes on this machine, `external` names a server that runs already.
         state: folder of locks and address, on a disk of this node (`flock` does not reach other nodes).
         log: the servers' output; with several replicas, one file each (`server.0.log`, ...).
-        command: argv of one server (local). Placeholders: `{port}`; `{key_config}`, a YAML file that says `api_key: ...`;
+        command: argv of one server (local). Placeholders: `{port}`; `{key_config}`, a YAML file that says `api-key: ...`;
             `{replica}`, counted from 0.
         env: variables added to the environment of the server and of the self-test.
         image: container image in which `command` runs, through `apptainer exec` with `image_args`.

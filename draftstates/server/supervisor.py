@@ -67,7 +67,7 @@ class Supervisor:
 
     def _start(self) -> None:
         # SGLang takes its key from argv or from the YAML of --config; only argv is open to every user of the machine.
-        write_private(self._state.key_config, f"api_key: {self._api_key}\n")
+        write_private(self._state.key_config, f"api-key: {self._api_key}\n")
         for replica in range(self._settings.replicas):
             server = LocalServer(self._settings, replica=replica, key_config=self._state.key_config, tree_lock=self._tree_lock)
             self._servers.append(server)

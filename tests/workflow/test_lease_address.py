@@ -36,9 +36,9 @@ def test_replicas_are_several_servers_and_all_are_announced(play: Playground) ->
 
 
 def test_the_key_is_not_in_an_error(play: Playground) -> None:
-    with pytest.raises(UserError, match="api_key: <api key>"), lease(play.settings("--break")):
+    with pytest.raises(UserError, match="api-key: <api key>"), lease(play.settings("--break")):
         pass
-    assert "api_key: <" not in (play.folder / "server.log").read_text()
+    assert "api-key: <" not in (play.folder / "server.log").read_text()
 
 
 def test_a_server_that_fails_its_selftest_is_given_to_nobody(play: Playground) -> None:

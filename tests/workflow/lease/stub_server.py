@@ -56,7 +56,7 @@ def main() -> None:
     for _ in range(args.helpers):
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     time.sleep(args.delay)
-    Handler.key = args.config.read_text().removeprefix("api_key: ").strip()
+    Handler.key = args.config.read_text().removeprefix("api-key: ").strip()
     print("ready", flush=True)
     http.server.ThreadingHTTPServer(("127.0.0.1", args.port), Handler).serve_forever()
 
