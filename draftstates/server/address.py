@@ -13,7 +13,7 @@ class Address:
     """Base URLs of the replicas, without a trailing slash, and the key that all of them ask for."""
 
     urls: list[str]
-    api-key: str | None
+    api_key: str | None
     launcher: str
 
     def write(self, path: Path, *, generation: str) -> None:

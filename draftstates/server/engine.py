@@ -7,7 +7,7 @@ import urllib.request
 from draftstates.errors import UserError
 
 
-def server_info(url: str, *, api-key: str | None) -> dict:
+def server_info(url: str, *, api_key: str | None) -> dict:
     """The server's own arguments and version (`GET /server_info`).
 
     Raises:

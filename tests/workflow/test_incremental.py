@@ -155,8 +155,9 @@ def touch_everything(workspace: Workspace) -> None:
 
 
 def move_model(workspace: Workspace) -> None:
-    shutil.move(workspace.folder / "models" / "tiny", workspace.folder / "elsewhere" / "tiny")
-    workspace.config["model"]["path"] = str(workspace.folder / "elsewhere" / "tiny")
+    """To another folder under another name, which is the model's name too where the configuration gives none."""
+    shutil.move(workspace.folder / "models" / "tiny", workspace.folder / "elsewhere" / "renamed")
+    workspace.config["model"]["path"] = str(workspace.folder / "elsewhere" / "renamed")
 
 
 NO_CHANGES = [
