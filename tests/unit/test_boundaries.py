@@ -45,7 +45,7 @@ def test_no_shard_is_smaller_than_the_minimum(drawn: list[tuple[int, int]]) -> N
     assert len(shards) == 1 or min(sum(size for _, size in shard) for shard in shards) >= MIN
 
 
-@settings(max_examples=500)
+@settings(max_examples=250)
 @given(drawn=_SAMPLES, place=st.integers(0, 80), new=st.tuples(st.integers(0, 2**60 - 1), st.integers(1, MIN)))
 def test_an_inserted_row_makes_at_most_two_new_shards(drawn: list[tuple[int, int]], place: int, new: tuple[int, int]) -> None:
     samples = _named(drawn)
@@ -54,7 +54,7 @@ def test_an_inserted_row_makes_at_most_two_new_shards(drawn: list[tuple[int, int
     assert len(set(_shards(after)) - set(_shards(samples))) <= 2
 
 
-@settings(max_examples=500)
+@settings(max_examples=250)
 @given(drawn=_SAMPLES, place=st.integers(0, 79))
 def test_a_removed_row_recaptures_no_row_outside_two_shards(drawn: list[tuple[int, int]], place: int) -> None:
     samples = _named(drawn)

@@ -1,8 +1,7 @@
 """Promises 1 and 6: the manifest lists what was verified and only that, and its accounts close."""
 
 import json
-import subprocess
-import sys
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -184,12 +183,15 @@ def test_tokens_that_are_gone_are_named(run: Run) -> None:
     assert "plan again" in _refused(run)
 
 
-def test_the_command_ends_with_the_accounting_and_the_path(run: Run) -> None:
+def test_the_command_ends_with_the_accounting_and_the_path(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = run.results / "plan.json"
     plan.write_text(json.dumps(run.plan))
     output = run.run / "manifest.json"
     arguments = ["--plan", plan, "--run-dir", run.run, "--output", output, "--samples", run.run / "samples.parquet"]
-    done = subprocess.run([sys.executable, ROOT / "scripts" / "manifest.py", *map(str, arguments)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == f"manifest: {output}"
-    assert str(json.loads(output.read_text())["totals"]["tokens"]) in done.stdout.replace(",", "")
+    monkeypatch.setattr("sys.argv", ["manifest.py", *map(str, arguments)])
+    runpy.run_path(str(ROOT / "scripts" / "manifest.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[-1] == f"manifest: {output}"
+    assert f"{json.loads(output.read_text())['totals']['tokens']:,}" in printed

@@ -1,6 +1,7 @@
 """The plan: every row accounted for, shards that follow content, and room on the disk before a server starts."""
 
 import json
+import runpy
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
+from captured import tiny_model
 
 from draftstates import ids
 from draftstates.errors import UserError
@@ -235,3 +238,27 @@ def test_a_plan_of_another_kind_is_refused(tmp_path: Path) -> None:
     path.write_text('{"format": "x", "format_version": 1}')
     with pytest.raises(UserError, match="expected draftstates.plan version 1, found x 1"):
         read_plan(path)
+
+
+def test_the_command_writes_the_plan_that_its_configuration_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(tmp_path / "model")
+    tokens = _source(tmp_path / "results" / "tokens", "a", _rows(100, seed=0))
+    config = {
+        "data": {"sources": [{"name": "a", "files": ["a.jsonl"]}], "max_tokens": 100},
+        "model": {"path": str(model), "name": "named"},
+        "capture": {"residual_layers": [1, 8], "final_norm": "pre_norm"},
+        "shards": {"min_bytes": 20000, "max_bytes": 80000},
+        "checks": {"probe_fraction": 0.1},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    output = tmp_path / "results" / "plan.json"
+    arguments = ["--config", tmp_path / "config.yaml", "--tokens", tokens, "--model", model, "--output", output]
+    monkeypatch.setattr("sys.argv", ["plan.py", *map(str, arguments)])
+    runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "plan.py"), run_name="__main__")
+    plan = read_plan(output)
+    spec = CaptureSpec.from_plan(output)
+    assert (spec.residual_layers, spec.final_norm, spec.compute_dtype) == ((1, 8), "pre_norm", "bfloat16")
+    assert plan["run"] == f"named-{spec.key[:8]}"
+    assert plan["checks"] == {"probe_fraction": 0.1, "probe_minimum": 3}
+    for shard in plan["shards"]:
+        read_tokens(tmp_path / "results" / "tokens" / "shards" / f"{shard['shard_id']}.parquet", shard_id=shard["shard_id"])

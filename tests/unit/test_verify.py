@@ -1,8 +1,7 @@
 """Promises 2, 3, 4 and 6: a shard that is whole passes; each planted fault is caught, by the check that is there for it."""
 
 import json
-import subprocess
-import sys
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -310,27 +309,29 @@ def test_a_shard_that_is_not_planned_is_refused(model: Path, tmp_path: Path) -> 
 # The command.
 
 
-def _command(files: Files, folder: Path) -> subprocess.CompletedProcess[str]:
+def _command(files: Files, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "plan.json").write_text(json.dumps(files.plan))
     arguments = ["--plan", folder / "plan.json", "--shard-id", files.shard_id, "--model", files.model, "--shard", files.shard]
-    arguments += ["--probe", files.probe, "--receipts", files.receipts, "--output", folder / "verified" / "x.json"]
-    script = Path(__file__).parents[2] / "scripts" / "verify.py"
-    return subprocess.run([sys.executable, script, *map(str, arguments)], capture_output=True, text=True)
+    arguments += ["--probe", files.probe, "--receipts", files.receipts, "--output", folder / "verified" / "x.json", "--threads", 2]
+    monkeypatch.setattr("sys.argv", ["verify.py", *map(str, arguments)])
+    runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "verify.py"), run_name="__main__")
 
 
-def test_the_command_writes_what_it_verified_and_nothing_for_a_bad_shard(model: Path, tmp_path: Path) -> None:
+def test_the_command_writes_what_it_verified_and_nothing_for_a_bad_shard(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     captured = capture(model)
     files = write(captured, tmp_path)
-    done = _command(files, tmp_path)
-    assert done.returncode == 0, done.stderr
+    _command(files, tmp_path, monkeypatch)
     assert json.loads((tmp_path / "verified" / "x.json").read_text())["shard_id"] == files.shard_id
     _flip(files.shard, shards.read_header(files.shard).states()["hidden_states"][0])
-    failed = _command(files, tmp_path)
-    assert failed.returncode == 1
-    assert failed.stderr.startswith(f"error: {files.shard}: 1 faults in 1 samples:")
-    assert f"Delete {files.shard} and run again" in failed.stderr
-    assert captured.names[0] in failed.stderr
-    assert "exclude" in failed.stderr
+    with pytest.raises(SystemExit) as end:
+        _command(files, tmp_path, monkeypatch)
+    message = str(end.value.code)  # a text: Python prints it to stderr and exits with 1
+    assert message.startswith(f"error: {files.shard}: 1 faults in 1 samples:")
+    assert f"Delete {files.shard} and run again" in message
+    assert captured.names[0] in message
+    assert "exclude" in message
     assert list((tmp_path / "verified").iterdir()) == []
 
 
