@@ -1,0 +1,81 @@
+"""A sample for people's eyes: its text with the targets marked, for a terminal or as HTML."""
+
+import html
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from draftstates.errors import UserError
+
+_TARGET, _CONTEXT, _RESET = "\x1b[30;42m", "\x1b[90m", "\x1b[0m"
+_STYLE = (
+    "<style>.sample{white-space:pre-wrap;font:14px/1.5 monospace;color:#777;border:1px solid #ccc;padding:1em;margin:1em 0}"
+    ".sample b{font-weight:normal;color:#000;background:#bfe8bf}.sample i{font-style:normal;color:#b8b8b8}</style>"
+)
+
+
+def find_sample(path: Path, *, sample_id: str | None = None, row: int | None = None) -> list[dict[str, Any]]:
+    """Samples in a file of tokens: the one whose id begins with `sample_id`, those of a row of the source, or else the first.
+
+    Returns:
+        `row`, `part`, `sample_id`, `input_ids` [T] and `loss_mask` [T] of each.
+
+    Raises:
+        UserError: there is none.
+    """
+    file = pq.ParquetFile(path)
+    for group in range(file.num_row_groups):
+        names = file.read_row_group(group, columns=["sample_id", "row"])
+        if sample_id is not None:
+            chosen = pc.starts_with(names["sample_id"], sample_id)
+        elif row is not None:
+            chosen = pc.equal(names["row"], row)
+        else:
+            chosen = np.arange(len(names)) == 0
+        indices = np.flatnonzero(np.asarray(chosen))
+        if len(indices):
+            return file.read_row_group(group).take(indices).to_pylist()
+    wanted = f"sample {sample_id}" if sample_id is not None else f"row {row}" if row is not None else "sample"
+    raise UserError(f"{path}: expected {wanted}, found none such")
+
+
+def runs(tokenizer: Any, input_ids: list[int], loss_mask: list[int]) -> list[tuple[str, bool]]:
+    """Text of each run of tokens that are all targets, or all not.
+
+    Args:
+        tokenizer: transformers' tokenizer. input_ids: [T]; loss_mask: 0 or 1 [T].
+    """
+    mask = np.asarray(loss_mask, dtype=bool)
+    starts = [0, *(np.flatnonzero(mask[1:] != mask[:-1]) + 1).tolist(), len(mask)]
+    return [(tokenizer.decode(input_ids[first:end]), bool(mask[first])) for first, end in zip(starts, starts[1:], strict=False)]
+
+
+def as_terminal(found: list[tuple[str, bool]], *, colour: bool) -> str:
+    """Targets on a coloured ground, or between ⟦ and ⟧; ends of lines are shown."""
+    parts = []
+    for text, target in found:
+        text = text.replace("\n", "↵\n")
+        if colour:  # a terminal's colour is set anew on every line
+            start = _TARGET if target else _CONTEXT
+            parts.append(start + text.replace("\n", f"{_RESET}\n{start}") + _RESET)
+        else:
+            parts.append(f"⟦{text}⟧" if target else text)
+    return "".join(parts)
+
+
+def as_html(found: list[tuple[str, bool]], *, title: str) -> str:
+    """The sample as a piece of a page, without its style (see `html_page`); targets are in `<b>`."""
+    parts = []
+    for text, target in found:
+        escaped = html.escape(text).replace("\n", "<i>↵</i>\n")
+        parts.append(f"<b>{escaped}</b>" if target else escaped)
+    return f'<h3>{html.escape(title)}</h3>\n<div class="sample">{"".join(parts)}</div>\n'
+
+
+def html_page(samples: list[str]) -> str:
+    """A page of samples made by `as_html`."""
+    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Samples and their targets</title>{_STYLE}'
+    return f"{head}\n<p>Targets to learn have a green ground.</p>\n{''.join(samples)}</html>\n"

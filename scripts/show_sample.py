@@ -1,0 +1,40 @@
+"""Show samples with their targets marked, in the terminal or as an HTML page."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from draftstates.cli import run
+from draftstates.tokens.output import write_atomically
+from draftstates.tokens.show import as_html, as_terminal, find_sample, html_page, runs
+from draftstates.tokens.tokenizer import load_tokenizer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tokens", type=Path, help="a source's Parquet file, such as results/tokens/demo.parquet")
+    parser.add_argument("--tokenizer", required=True, type=Path, help="folder with the tokenizer")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run the Python code in that folder")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--sample", help="id of the sample, or its beginning")
+    which.add_argument("--row", type=int, help="row of the source, counted from 0")
+    parser.add_argument("--html", type=Path, help="write a page instead")
+    arguments = parser.parse_args()
+    found = find_sample(arguments.tokens, sample_id=arguments.sample, row=arguments.row)
+    tokenizer = load_tokenizer(arguments.tokenizer, trust_remote_code=arguments.trust_remote_code)
+    pages = []
+    for sample in found:
+        targets = sum(sample["loss_mask"])
+        title = f"sample {sample['sample_id']}, row {sample['row']}: {len(sample['input_ids'])} tokens, {targets} targets"
+        marked = runs(tokenizer, sample["input_ids"], sample["loss_mask"])
+        if arguments.html:
+            pages.append(as_html(marked, title=title))
+        else:
+            colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+            print(f"{title}\n{as_terminal(marked, colour=colour)}\n")
+    if arguments.html:
+        write_atomically(arguments.html, html_page(pages))
+
+
+run(main)

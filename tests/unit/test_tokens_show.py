@@ -1,0 +1,52 @@
+"""People check masks by eye: what is shown is what is a target."""
+
+import subprocess
+import sys
+
+import pytest
+from token_kit import REPOSITORY, chat, run_source, template, tokenise, tokenizer_folder
+
+from draftstates.errors import UserError
+from draftstates.tokens.show import as_html, as_terminal, find_sample, html_page, runs
+
+
+@pytest.fixture(scope="module")
+def found(demo_model):
+    loaded = template("smollm2")
+    (sample,) = tokenise(loaded, chat("Is 1 < 2?", "Yes: 1 < 2 &\ntrue 🎉", system="S"))
+    return runs(loaded.tokenizer, sample.input_ids.tolist(), sample.loss_mask.tolist())
+
+
+def test_without_colour_targets_are_in_brackets_and_ends_of_lines_are_seen(found) -> None:
+    assert as_terminal(found, colour=False) == (
+        "<|im_start|>system↵\nS<|im_end|>↵\n<|im_start|>user↵\nIs 1 < 2?<|im_end|>↵\n<|im_start|>assistant↵\n"
+        "⟦Yes: 1 < 2 &↵\ntrue 🎉<|im_end|>⟧↵\n"
+    )
+
+
+def test_in_colour_every_line_has_its_own(found) -> None:
+    text = as_terminal(found, colour=True)
+    assert "\x1b[30;42mYes: 1 < 2 &↵\x1b[0m\n\x1b[30;42mtrue 🎉<|im_end|>\x1b[0m" in text
+    assert "\x1b[30;42mIs" not in text
+
+
+def test_html_is_escaped(found) -> None:
+    page = html_page([as_html(found, title="<sample>")])
+    assert "<b>Yes: 1 &lt; 2 &amp;<i>↵</i>\ntrue 🎉&lt;|im_end|&gt;</b>" in page
+    assert "<h3>&lt;sample&gt;</h3>" in page
+    assert "<|im_start|>" not in page
+
+
+def test_the_command_finds_a_sample_by_row_and_by_id(tmp_path, demo_model) -> None:
+    run_source(tmp_path, [{"messages": chat(f"Q{n}", f"A{n}")} for n in range(3)])
+    (sample,) = find_sample(tmp_path / "test.parquet", row=2)
+    assert find_sample(tmp_path / "test.parquet", sample_id=sample["sample_id"][:8]) == [sample]
+    assert find_sample(tmp_path / "test.parquet")[0]["row"] == 0
+    with pytest.raises(UserError, match="expected row 9, found none"):
+        find_sample(tmp_path / "test.parquet", row=9)
+    command = [sys.executable, REPOSITORY / "scripts" / "show_sample.py", tmp_path / "test.parquet", "--row", "2"]
+    command += ["--tokenizer", tokenizer_folder("smollm2")]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert shown.startswith(f"sample {sample['sample_id']}, row 2: ")
+    assert "⟦A2<|im_end|>⟧" in shown
+    assert "A1" not in shown
