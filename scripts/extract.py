@@ -30,10 +30,9 @@ def main() -> None:
         probe_fraction=settings["checks"]["probe_fraction"],
         probe_minimum=settings["checks"]["probe_minimum"],
     )
-    attestation = arguments.output.parent.parent / "server.json"
-    with lease(server_settings(settings, spec=spec, plan=arguments.plan, attestation=attestation)) as address:
+    with lease(server_settings(settings, spec=spec, plan=arguments.plan)) as address:
         endpoint = Endpoint(
-            url=address.urls[0],
+            url=address.url,
             api_key=address.api_key,
             root=Path(settings["results"]).resolve(),
             fresh_namespace=address.launcher == "external",
@@ -42,7 +41,7 @@ def main() -> None:
             tokens,
             spec=spec,
             endpoint=endpoint,
-            engine=server_info(address.urls[0], api_key=address.api_key)["version"],
+            engine=server_info(address.url, api_key=address.api_key)["version"],
             options=options,
             output=arguments.output.resolve(),
         )

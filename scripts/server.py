@@ -8,7 +8,7 @@ from draftstates import config
 from draftstates.building import publish
 from draftstates.cli import run
 from draftstates.errors import UserError
-from draftstates.server.command import server_settings
+from draftstates.server.command import attestation_path, server_settings
 from draftstates.server.lease import lease
 from draftstates.shards import CaptureSpec
 
@@ -22,9 +22,9 @@ def main() -> None:
 
     settings = config.load(arguments.config)
     spec = CaptureSpec.from_plan(arguments.plan)
-    found = Path(settings["results"]) / ".server" / "attestation.json"
+    found = attestation_path(settings)
     found.parent.mkdir(parents=True, exist_ok=True)
-    with lease(server_settings(settings, spec=spec, plan=arguments.plan, attestation=found)):
+    with lease(server_settings(settings, spec=spec, plan=arguments.plan)):
         try:
             attestation = json.loads(found.read_text())
         except OSError as error:

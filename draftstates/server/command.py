@@ -18,16 +18,21 @@ def has_gpu() -> bool:
     return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
-def server_settings(config: Mapping[str, Any], *, spec: CaptureSpec, plan: Path, attestation: Path) -> ServerSettings:
-    """Settings of the lease for a resolved configuration.
+def attestation_path(config: Mapping[str, Any]) -> Path:
+    """Where the self-test of the server that runs now writes what it found."""
+    return (Path(config["results"]) / ".server" / "attestation.json").resolve()
+
+
+def server_settings(config: Mapping[str, Any], *, spec: CaptureSpec, plan: Path) -> ServerSettings:
+    """Settings of the lease for a resolved configuration: the same for all jobs of a run, which share one server.
 
     Args:
-        plan: the self-test reads the capture from it; attestation: where the self-test writes what it found.
+        plan: the self-test reads the capture from it.
     """
     server, results = config["server"], Path(config["results"]).resolve()
     selftest = [
         *(sys.executable, "-m", "draftstates.server.selftest", "--address", "{address}", "--plan", str(plan.resolve())),
-        *("--model", str(Path(config["model"]["path"]).resolve()), "--root", str(results), "--output", str(attestation.resolve())),
+        *("--model", str(Path(config["model"]["path"]).resolve()), "--root", str(results), "--output", str(attestation_path(config))),
     ]
     return ServerSettings(
         launcher=server["launcher"],
