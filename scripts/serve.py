@@ -5,7 +5,7 @@ from pathlib import Path
 
 from draftstates import config
 from draftstates.cli import run
-from draftstates.server.command import server_settings
+from draftstates.server.command import attestation_path, server_settings
 from draftstates.server.hold import hold
 from draftstates.shards import CaptureSpec
 
@@ -16,10 +16,8 @@ def main() -> None:
     parser.add_argument("--plan", type=Path, required=True)
     arguments = parser.parse_args()
     settings = config.load(arguments.config)
-    # the same attestation as in scripts/server.py, or the workflow would see a server with other settings
-    attestation = Path(settings["results"]) / ".server" / "attestation.json"
-    attestation.parent.mkdir(parents=True, exist_ok=True)
-    hold(server_settings(settings, spec=CaptureSpec.from_plan(arguments.plan), plan=arguments.plan, attestation=attestation))
+    attestation_path(settings).parent.mkdir(parents=True, exist_ok=True)
+    hold(server_settings(settings, spec=CaptureSpec.from_plan(arguments.plan), plan=arguments.plan))
 
 
 if __name__ == "__main__":
