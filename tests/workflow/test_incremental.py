@@ -156,6 +156,7 @@ def touch_everything(workspace: Workspace) -> None:
 
 def move_model(workspace: Workspace) -> None:
     """To another folder under another name, which is the model's name too where the configuration gives none."""
+    (workspace.folder / "elsewhere").mkdir()
     shutil.move(workspace.folder / "models" / "tiny", workspace.folder / "elsewhere" / "renamed")
     workspace.config["model"]["path"] = str(workspace.folder / "elsewhere" / "renamed")
 
