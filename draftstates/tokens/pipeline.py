@@ -77,15 +77,15 @@ class Pipeline:
             raise RowSkipped("bad_tokens", f"{len(ids)} ids but {len(mask)} mask values")
         if not ids:
             raise RowSkipped("empty", "expected tokens, found none")
-        for name, values, limit in (("input_ids", ids, size), ("loss_mask", mask, 2)):
-            wrong = next((value for value in values if type(value) is not int or not 0 <= value < limit), None)
-            if wrong is not None:
-                raise RowSkipped("bad_tokens", f"{name}: expected whole numbers from 0 to {limit - 1}, found {shown(wrong)}")
+        for name, values, kinds, limit in (("input_ids", ids, (int,), size), ("loss_mask", mask, (int, bool), 2)):
+            wrong = [value for value in values if type(value) not in kinds or not 0 <= value < limit]
+            if wrong:
+                raise RowSkipped("bad_tokens", f"{name}: expected whole numbers from 0 to {limit - 1}, found {shown(wrong[0])}")
         if len(ids) > self.options.max_tokens:
             raise RowSkipped("too_long", f"expected at most {self.options.max_tokens} tokens, found {len(ids)}")
         bos = self.template.tokenizer.bos_token_id
         if bos is not None and ids[:2] == [bos, bos]:
             raise RowSkipped("doubled_bos", f"the first two tokens are both {bos}")
-        if not any(mask):
-            raise RowSkipped("no_targets", f"none of {len(ids)} tokens is a target")
+        if not any(mask[1:]):
+            raise RowSkipped("no_targets", f"none of {len(ids)} tokens is a target that has a token before it")
         return Sample(np.asarray(ids, dtype=np.int32), np.asarray(mask, dtype=np.uint8))

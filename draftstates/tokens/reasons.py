@@ -16,7 +16,7 @@ REASONS = {
     "prompt_not_prefix": "the template's generation prompt is not the beginning of the turn as the template renders it",
     "no_turn_end": "the template does not close an assistant turn with an end token",
     "rewritten_history": "the template renders a turn in another way once it is history, and the configuration says skip",
-    "no_targets": "no token is a target",
+    "no_targets": "no token is a target, but perhaps the first, which nothing precedes",
     "doubled_bos": "the sample begins with two beginning-of-sequence tokens",
     "bad_tokens": "token ids or mask are not numbers in range, or differ in length",
     "too_long": "more tokens than max_tokens",
