@@ -31,6 +31,7 @@ container: "envs/tools.sif"
 
 onstart:
     save_resolved(config)
+    ask.start_run(config)
 
 
 onsuccess:

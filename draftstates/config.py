@@ -77,6 +77,11 @@ def resolved_path(config: Mapping[str, Any]) -> Path:
     return Path(config["results"]) / "config" / f"{digest[:16]}.yaml"
 
 
+def state_folder(config: Mapping[str, Any]) -> Path:
+    """Where the clients and the supervisor of a server agree."""
+    return Path(config["server"]["state"] or Path(config["results"]) / ".server").resolve()
+
+
 def _problems(config: Any, schema: dict[str, Any]) -> Iterator[str]:
     for error in jsonschema.Draft202012Validator(schema).iter_errors(config):
         path = _path(error.absolute_path)

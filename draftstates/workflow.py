@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from draftstates.config import resolved_path
-from draftstates.server.processes import adopt_ownership
+from draftstates.config import resolved_path, state_folder
+from draftstates.server.processes import adopt_ownership, owner
+from draftstates.server.slurm import run as slurm
 
 PACKAGE = Path(__file__).parent
 SHARD_PARTS = (".safetensors", ".probe.safetensors", ".receipts.json")
@@ -85,3 +86,9 @@ def export_environment(config: dict[str, Any]) -> None:
     os.environ["DRAFTSTATES_CONFIG"] = str(resolved_path(config))
     os.environ["DRAFTSTATES_MODEL"] = config["model"]["path"]
     adopt_ownership()
+
+
+def start_run(config: dict[str, Any]) -> None:
+    """Where the servers are Slurm jobs, start the process that submits them when asked, and ends them with this process."""
+    if config["server"]["launcher"] == "slurm":
+        slurm.start_run(state_folder(config), owner=owner())

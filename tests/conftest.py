@@ -2,9 +2,14 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lease_harness import MARK, Playground
+
+from draftstates.server.processes import OWNER_VARIABLE
+from draftstates.server.slurm.folder import RUN_FOLDER_VARIABLE
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -16,3 +21,15 @@ def demo_model() -> Path:
     if not (folder / "config.json").exists():
         subprocess.run([sys.executable, REPOSITORY / "scripts" / "prepare_demo_model.py", "--output", folder], check=True)
     return folder
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Playground]:
+    """A folder to try leased servers in; whatever was started for it is ended afterwards."""
+    playground = Playground(tmp_path)
+    monkeypatch.setenv(MARK, str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", playground.environment()["PYTHONPATH"])
+    for name in (OWNER_VARIABLE, RUN_FOLDER_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    yield playground
+    playground.end()

@@ -15,9 +15,9 @@ from draftstates.server.state import State
 _EXTERNAL_HEALTH_SECONDS = 30.0  # a server that others keep busy answers late
 
 
-def selftest_arguments(settings: ServerSettings, state: State) -> tuple[list[str], dict[str, str]]:
-    """Command and environment of the self-test of the candidate address."""
-    return fill(settings.selftest, {"{address}": str(state.candidate)}), {**os.environ, **settings.env}
+def selftest_arguments(settings: ServerSettings, candidate: Path) -> tuple[list[str], dict[str, str]]:
+    """Command and environment of the self-test of the address in the file `candidate`."""
+    return fill(settings.selftest, {"{address}": str(candidate)}), {**os.environ, **settings.env}
 
 
 def selftest_failure(status: int, log: Path) -> str:
@@ -31,13 +31,13 @@ def external_address(settings: ServerSettings, state: State, *, owner: Process) 
         UserError: the key file cannot be read, no server answers, or it fails the self-test.
     """
     assert settings.url is not None
-    address = Address(urls=[settings.url.rstrip("/")], api_key=_read_key(settings.api_key_file), launcher="external")
+    address = Address(url=settings.url.rstrip("/"), api_key=_read_key(settings.api_key_file), launcher="external")
     accepted = {"owner": str(owner), "fingerprint": settings.fingerprint}
     if read_json(state.accepted) == accepted:
         return address
-    if problem := health(address.urls[0], seconds=_EXTERNAL_HEALTH_SECONDS):
-        raise UserError(f"server.url: no server is ready at {address.urls[0]}: {problem}")
-    address.write(state.candidate, generation="external")
+    if problem := health(address.url, seconds=_EXTERNAL_HEALTH_SECONDS):
+        raise UserError(f"server.url: no server is ready at {address.url}: {problem}")
+    address.write(state.candidate)
     if settings.selftest:
         _run_selftest(settings, state)
     write_private(state.accepted, accepted)
@@ -57,7 +57,7 @@ def _read_key(path: Path | None) -> str | None:
 
 
 def _run_selftest(settings: ServerSettings, state: State) -> None:
-    command, environment = selftest_arguments(settings, state)
+    command, environment = selftest_arguments(settings, state.candidate)
     state.selftest_log.unlink(missing_ok=True)
     output = open_log(state.selftest_log)
     try:

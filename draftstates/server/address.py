@@ -10,15 +10,18 @@ from draftstates.server.files import read_json, write_private
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Address:
-    """Base URLs of the replicas, without a trailing slash, and the key that all of them ask for."""
+    """Base URL of one server, without a trailing slash, and the key that it asks for.
 
-    urls: list[str]
+    Of several replicas a lease gives one: all rows of a file must be written by the same server.
+    """
+
+    url: str
     api_key: str | None
     launcher: str
 
-    def write(self, path: Path, *, generation: str) -> None:
-        """Write to `path`, mode 0600. `generation` names this one start of the server."""
-        write_private(path, {**dataclasses.asdict(self), "generation": generation})
+    def write(self, path: Path) -> None:
+        """Write to `path`, mode 0600."""
+        write_private(path, dataclasses.asdict(self))
 
 
 def read_address(path: Path) -> Address:
@@ -34,6 +37,16 @@ def read_address(path: Path) -> Address:
         return Address(**{field.name: found[field.name] for field in dataclasses.fields(Address)})
     except KeyError as error:
         raise UserError(f"{path}: not a server's address: {error} is missing") from error
+
+
+def write_key_config(path: Path, api_key: str) -> None:
+    """Write the key to a YAML file, mode 0600, that SGLang reads: the only other way is argv, which every user of the machine sees."""
+    write_private(path, f"api-key: {api_key}\n")  # spelt as the flag
+
+
+def read_key_config(path: Path) -> str:
+    """The key in a file of `write_key_config`."""
+    return path.read_text().removeprefix("api-key: ").strip()
 
 
 def health(url: str, *, seconds: float) -> str | None:

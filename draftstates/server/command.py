@@ -6,16 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from draftstates.capture.settings import CaptureSettings
-from draftstates.server.settings import ServerSettings
+from draftstates.config import state_folder
+from draftstates.server.settings import ServerSettings, SlurmSettings
 from draftstates.shards import CaptureSpec
 
 _CPU = ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--grammar-backend", "none"]
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 
-def has_gpu() -> bool:
-    """Whether this machine has an NVIDIA GPU, found without importing torch."""
-    return any(Path("/dev").glob("nvidia[0-9]*"))
+def on_gpu(server: Mapping[str, Any]) -> bool:
+    """Whether the configured server computes on NVIDIA GPUs; `auto` looks at this machine, without importing torch."""
+    if server["device"] == "auto" and server["launcher"] == "local":
+        return any(Path("/dev").glob("nvidia[0-9]*"))
+    return server["device"] != "cpu"  # a server job runs on another node than those that ask for it
 
 
 def attestation_path(config: Mapping[str, Any]) -> Path:
@@ -44,17 +47,20 @@ def server_settings(config: Mapping[str, Any], *, spec: CaptureSpec, plan: Path)
         api_key_file=Path(server["api_key_file"]) if server["api_key_file"] else None,
         selftest=selftest,
         replicas=server["replicas"],
+        gpus_each=server["tensor_parallel"] if on_gpu(server) else 0,
+        restarts=server["restarts"],
+        slurm=SlurmSettings(**server["slurm"]),
         start_seconds=server["start_seconds"],
         idle_seconds=server["idle_seconds"],
         stop_seconds=server["stop_seconds"],
-        state=Path(server["state"] or results / ".server").resolve(),
+        state=state_folder(config),
         log=(results / ".server" / "server.log").resolve(),
     )
 
 
 def sglang_command(config: Mapping[str, Any], *, spec: CaptureSpec) -> list[str]:
-    """argv of one server; `{port}` and `{key_config}` are filled in by its supervisor."""
-    command = [sys.executable, "-m", "sglang.launch_server", "--host", "127.0.0.1", "--port", "{port}", "--config", "{key_config}"]
+    """argv of one server; `{host}`, `{port}` and `{key_config}` are filled in where it starts."""
+    command = [sys.executable, "-m", "sglang.launch_server", "--host", "{host}", "--port", "{port}", "--config", "{key_config}"]
     command += ["--model-path", str(Path(config["model"]["path"]).resolve()), "--dtype", spec.compute_dtype]
     command += ["--tensor-parallel-size", str(config["server"]["tensor_parallel"])]
     # without the cache no row can be skipped; ids go in and out, so no tokenizer is needed;
@@ -63,7 +69,7 @@ def sglang_command(config: Mapping[str, Any], *, spec: CaptureSpec) -> list[str]
     command += ["--cuda-graph-backend-decode", "disabled"]
     if config["model"]["trust_remote_code"]:
         command.append("--trust-remote-code")
-    if not has_gpu():
+    if not on_gpu(config["server"]):
         command += _CPU
     return command + config["server"]["args"]
 
@@ -79,6 +85,6 @@ def server_environment(config: Mapping[str, Any], *, spec: CaptureSpec, root: Pa
         writers=config["server"]["writers"],
     )
     environment = {**_OFFLINE, **settings.to_environment()}
-    if not has_gpu():
+    if not on_gpu(config["server"]):
         environment["TORCHDYNAMO_DISABLE"] = "1"  # compiling for a CPU takes longer than it saves
     return environment

@@ -3,12 +3,12 @@
 import time
 
 from draftstates.errors import UserError
-from draftstates.server.files import read_json
+from draftstates.server.address import health
 from draftstates.server.lease import lease
 from draftstates.server.settings import ServerSettings
-from draftstates.server.state import State
 
-_POLL_SECONDS = 0.5
+_POLL_SECONDS = 1.0
+_HEALTH_SECONDS = 30.0  # a busy server answers late
 
 
 def hold(settings: ServerSettings) -> None:
@@ -17,13 +17,12 @@ def hold(settings: ServerSettings) -> None:
     Raises:
         UserError: the server does not start, or ends by itself.
     """
-    file = State(settings.state.absolute()).address
     with lease(settings) as address:
-        key = settings.api_key_file if settings.launcher == "external" else file
-        print(f"ready at {' '.join(address.urls)}; its key is in {key}; its log is {settings.log}; Ctrl-C ends it", flush=True)
+        key = settings.api_key_file if settings.launcher == "external" else settings.state
+        print(f"ready at {address.url}; its key is in {key}; its log is {settings.log}; Ctrl-C ends it", flush=True)
         try:
-            while settings.launcher == "external" or read_json(file):
+            while not (problem := health(address.url, seconds=_HEALTH_SECONDS)):
                 time.sleep(_POLL_SECONDS)
         except KeyboardInterrupt:
             return
-        raise UserError("the server has ended")
+        raise UserError(f"the server does not answer any more: {problem}")

@@ -1,5 +1,6 @@
-"""What a supervisor starts."""
+"""A server as a tree of processes."""
 
+import errno
 import os
 import random
 import signal
@@ -9,22 +10,38 @@ import sys
 import time
 from pathlib import Path
 
+from draftstates.errors import UserError
 from draftstates.server.files import open_log, tail
 from draftstates.server.processes import die_with_parent
 from draftstates.server.settings import ServerSettings
 
-_LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 _PORTS = (15000, 32000)  # below Linux's ephemeral range: a model loads for minutes before its server binds the port
+_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 class LocalServer:
-    """One server as a process of this machine, on a free port of the loopback interface."""
+    """One server as a process of this machine, on a free port of `host`.
 
-    def __init__(self, settings: ServerSettings, *, replica: int, key_config: Path, tree_lock: int) -> None:
-        self.log = settings.log if settings.replicas == 1 else settings.log.with_suffix(f".{replica}{settings.log.suffix}")
-        port = _free_port()
-        self.url = f"http://{_LOOPBACK}:{port}"
-        values = {"{port}": str(port), "{key_config}": str(key_config), "{replica}": str(replica)}
+    Args:
+        environment: variables added to those of the settings.
+        held: descriptors that stay open as long as any process of the server may be left, such as locks.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        *,
+        replica: int,
+        key_config: Path,
+        host: str = LOOPBACK,
+        environment: dict[str, str] | None = None,
+        held: tuple[int, ...] = (),
+    ) -> None:
+        self.log = settings.log_of(replica)
+        port = _free_port(host)
+        self.url = f"http://{host}:{port}"
+        values = {"{host}": host, "{port}": str(port), "{key_config}": str(key_config), "{replica}": str(replica)}
         command = fill(_in_image(settings), values)
         output = open_log(self.log)
         os.write(output, f"--- {time.strftime('%F %T')} {command}\n".encode())
@@ -36,8 +53,8 @@ class LocalServer:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**os.environ, **settings.env},
-            pass_fds=(tree_lock, report),  # the keeper holds the lock as well; the server gets neither
+            env={**os.environ, **settings.env, **(environment or {})},
+            pass_fds=(*held, report),  # the keeper holds them as well; the server gets none
             preexec_fn=die_with_parent(signal.SIGTERM),
         )
         os.close(output)
@@ -51,6 +68,22 @@ class LocalServer:
             return None
         code = int(reported) if reported else self._keeper.wait()  # nothing: the keeper itself was killed
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+
+    def end(self) -> None:
+        """Begin to end the whole tree."""
+        self._keeper.terminate()
+
+    def is_gone(self) -> bool:
+        """Whether the whole tree has ended."""
+        if self._keeper.poll() is None:
+            return False
+        os.close(self._report)
+        return True
+
+    @property
+    def lost_its_keeper(self) -> bool:
+        """Whether the keeper was killed, so that what is left of the tree falls to this process."""
+        return (self._keeper.poll() or 0) < 0
 
     def last_lines(self) -> str:
         """The end of what this server, not an earlier one, wrote to its log."""
@@ -67,18 +100,37 @@ def fill(command: list[str], values: dict[str, str]) -> list[str]:
     return filled
 
 
+def gpus_of(settings: ServerSettings, replica: int) -> dict[str, str]:
+    """Variables that give a local replica GPUs of its own, out of those that this process sees.
+
+    Raises:
+        UserError: there are too few.
+    """
+    each = settings.gpus_each
+    if not each or settings.replicas == 1:
+        return {}
+    visible = os.environ.get(_GPUS)
+    gpus = visible.split(",") if visible else [str(i) for i in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
+    if len(gpus) < each * settings.replicas:
+        needed = f"{settings.replicas} replicas of {each} GPUs"
+        raise UserError(f"server.replicas: {needed} need {each * settings.replicas}, found {len(gpus)} ({','.join(gpus)})")
+    return {_GPUS: ",".join(gpus[replica * each : (replica + 1) * each])}
+
+
 def _in_image(settings: ServerSettings) -> list[str]:
     if settings.image is None:
         return settings.command
     return ["apptainer", "exec", *settings.image_args, str(settings.image), *settings.command]
 
 
-def _free_port() -> int:
+def _free_port(host: str) -> int:
     while True:
         port = random.SystemRandom().randrange(*_PORTS)
         with socket.socket() as probe:
             try:
-                probe.bind((_LOOPBACK, port))
-            except OSError:
-                continue
+                probe.bind((host, port))
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    continue
+                raise UserError(f"a server cannot be bound to {host}: {error.strerror}") from error
             return port

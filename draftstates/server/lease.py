@@ -1,6 +1,6 @@
-"""Share one server among all jobs of a run: started for the first that needs it, ended when idle or when the run is gone.
+"""Share the servers of a run among its jobs: started for the first that needs one, ended when idle or when the run is gone.
 
-`flock` is the lease, so that the kernel gives it back however a client ends. See `State` for the locks.
+On one machine `flock` is the lease, so that the kernel gives it back however a client ends. See `State` for the locks.
 """
 
 import contextlib
@@ -11,15 +11,19 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 from draftstates.errors import UserError
 from draftstates.server.acceptance import external_address
-from draftstates.server.address import Address, read_address
+from draftstates.server.address import Address
 from draftstates.server.files import is_held, locked, open_log, read_json, tail, write_private
 from draftstates.server.processes import OWNER_VARIABLE, Process
 from draftstates.server.processes import owner as configured_owner
 from draftstates.server.settings import ServerSettings
+from draftstates.server.slurm.lease import slurm_lease
 from draftstates.server.state import State
 
 _POLL_SECONDS = 0.1
@@ -30,7 +34,7 @@ _FAILURE_SECONDS = 1.5  # a client may see a server's death before its superviso
 
 @contextlib.contextmanager
 def lease(settings: ServerSettings, *, owner: Process | None = None) -> Iterator[Address]:
-    """Hold a lease on the server that `settings` describe, and start it if need be.
+    """Hold a lease on a server that `settings` describe, on the least busy one of several, and start it if need be.
 
     Blocks until the server is up and has passed its self-test. This process gets TERM when the owner is gone.
 
@@ -41,11 +45,15 @@ def lease(settings: ServerSettings, *, owner: Process | None = None) -> Iterator
         UserError: the server cannot start, fails its self-test, is not there (external), or is in use with other settings; or
             the body raised and the server has died: then with the last lines of its log.
     """
+    if settings.launcher == "slurm":
+        with slurm_lease(settings, owner=owner) as address:
+            yield address
+        return
     owner = owner or configured_owner()
     if not owner.is_alive():
         raise UserError(f"the process {owner} that {OWNER_VARIABLE} names is gone, so a server for it would end at once")
     state = State(settings.state.absolute())
-    state.owners.mkdir(parents=True, exist_ok=True, mode=0o700)
+    state.make_folders()
     with _ending_with(owner):
         if settings.launcher == "external":
             with locked(state.start_lock, fcntl.LOCK_EX):
@@ -53,13 +61,15 @@ def lease(settings: ServerSettings, *, owner: Process | None = None) -> Iterator
             yield address
             return
         with locked(state.lease_lock, fcntl.LOCK_SH):
-            address, generation = _obtain(settings, state, owner)
+            address, use = _obtain(settings, state, owner)
             try:
                 yield address
             except Exception as error:
-                if failure := _failure(state, generation):
+                if failure := _failure(state, _generation(use)):
                     raise UserError(f"{error}\n{failure}") from error
                 raise
+            finally:
+                use.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -81,14 +91,37 @@ def _ending_with(owner: Process) -> Iterator[None]:
         done.set()
 
 
-def _obtain(settings: ServerSettings, state: State, owner: Process) -> tuple[Address, str]:
-    """Address and generation of the running server, once there is one."""
+def _obtain(settings: ServerSettings, state: State, owner: Process) -> tuple[Address, Path]:
+    """Address of a running server, once there is one, and the file that says that it is used."""
     for _ in range(_STARTS):
         with locked(state.start_lock, fcntl.LOCK_EX):
             _join_or_start(settings, state, owner)
-        if found := _wait_for_address(state):
-            return found
+        if _wait_for_address(state):
+            with locked(state.start_lock, fcntl.LOCK_EX):
+                if found := _choose(state):
+                    return found
     raise UserError(f"the server was stopped {_STARTS} times while it was waited for; see {state.log}")
+
+
+def _choose(state: State) -> tuple[Address, Path] | None:
+    """The least busy replica. The caller holds the start lock."""
+    found = read_json(state.address)
+    if found is None:
+        return None
+    busy: Counter[str] = Counter()
+    for path in state.uses.iterdir():
+        if Process.parse(path.name.split(".")[1]).is_alive():
+            busy[_generation(path)] += 1
+        else:
+            path.unlink()
+    server = min(found["servers"], key=lambda server: busy[server["generation"]])
+    use = state.uses / f"{server['generation']}.{Process.current()}.{uuid.uuid4().hex}"
+    use.touch()
+    return Address(url=server["url"], api_key=found["api_key"], launcher=found["launcher"]), use
+
+
+def _generation(use: Path) -> str:
+    return use.name.split(".")[0]
 
 
 def _join_or_start(settings: ServerSettings, state: State, owner: Process) -> None:
@@ -129,8 +162,8 @@ def _stop_other(state: State) -> None:
 
 
 def _start_supervisor(settings: ServerSettings, state: State) -> None:
-    state.withdraw()
-    state.failed.unlink(missing_ok=True)
+    for path in (state.address, state.failed, *state.failures.iterdir()):
+        path.unlink(missing_ok=True)
     write_private(state.settings, settings.to_json())
     ready, to_supervisor = os.pipe()
     output = open_log(state.log)
@@ -152,20 +185,20 @@ def _start_supervisor(settings: ServerSettings, state: State) -> None:
         raise UserError(f"the server's supervisor did not start; the last lines of {state.log}:\n{tail(state.log, start=start)}")
 
 
-def _wait_for_address(state: State) -> tuple[Address, str] | None:
-    """Wait for the server just joined; None if it was stopped.
+def _wait_for_address(state: State) -> bool:
+    """Wait for a server of those just joined; False if they were stopped.
 
     Raises:
-        UserError: it failed.
+        UserError: none of them works.
     """
     while True:
         gone = not _supervised(state)  # asked first: what a supervisor leaves behind is complete by then
         if failed := read_json(state.failed):
             raise UserError(failed["error"])
         if gone:
-            return None
-        if found := read_json(state.address):
-            return read_address(state.address), found["generation"]
+            return False
+        if state.address.exists():
+            return True
         time.sleep(_POLL_SECONDS)
 
 
@@ -173,11 +206,10 @@ def _failure(state: State, generation: str) -> str | None:
     """What became of the server of this lease, or None if it is well."""
     deadline = time.monotonic() + _FAILURE_SECONDS
     while time.monotonic() < deadline:
-        failed = read_json(state.failed)
-        if failed and failed["generation"] == generation:
+        if failed := read_json(state.failures / generation):
             return failed["error"]
         time.sleep(_POLL_SECONDS)
-    current = read_json(state.address)
-    if current and current["generation"] == generation and _supervised(state):
+    announced = read_json(state.address)
+    if announced and any(server["generation"] == generation for server in announced["servers"]) and _supervised(state):
         return None
     return f"the server was stopped while it was in use; see {state.log}"

@@ -7,8 +7,29 @@ from pathlib import Path
 
 from draftstates.errors import UserError
 
-LAUNCHERS = ("local", "external")
+LAUNCHERS = ("local", "slurm", "external")
 _PATHS = ("state", "log", "image", "api_key_file")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SlurmSettings:
+    """How server jobs are submitted and watched.
+
+    Args:
+        sbatch: arguments of sbatch for one server: partition, account, GPUs, memory, time limit.
+        interface: network interface whose address the server binds; None for the one by which its node reaches the run's host.
+        drain_seconds: so long before its time limit a job gets no more work, and another one is submitted.
+        queue_seconds: longest wait for a job to start.
+        heartbeat_seconds: who has not been heard of for so long counts as dead.
+        poll_seconds: between two looks at the queue.
+    """
+
+    sbatch: list[str] = dataclasses.field(default_factory=list)
+    interface: str | None = None
+    drain_seconds: float = 1800.0
+    queue_seconds: float = 86400.0
+    heartbeat_seconds: float = 120.0
+    poll_seconds: float = 15.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,18 +37,22 @@ class ServerSettings:
     """What a lease needs to know about its server.
 
     Args:
-        launcher: `local` starts processes on this machine, `external` names a server that runs already.
-        state: folder of locks and address, on a disk of this node (`flock` does not reach other nodes).
+        launcher: `local` starts processes on this machine, `slurm` jobs of their own, `external` names a server that runs already.
+        state: folder of locks and address: for `local` on a disk of this node (`flock` does not reach other nodes), for `slurm` on
+            one that all nodes share.
         log: the servers' output; with several replicas, one file each (`server.0.log`, ...).
-        command: argv of one server (local). Placeholders: `{port}`; `{key_config}`, a YAML file that says `api-key: ...`;
-            `{replica}`, counted from 0.
+        command: argv of one server. Placeholders: `{host}` and `{port}` to bind; `{key_config}`, a YAML file that says
+            `api-key: ...`; `{replica}`, counted from 0.
         env: variables added to the environment of the server and of the self-test.
         image: container image in which `command` runs, through `apptainer exec` with `image_args`.
         url, api_key_file: address (external); the file holds the key alone.
-        selftest: argv, run once the server is up and before anyone gets the address; `{address}` is the file to read it
+        selftest: argv, run once a server is up and before anyone gets its address; `{address}` is the file to read it
             from. A non-zero exit status refuses the server.
-        start_seconds: time until every replica is up and the self-test has passed.
-        idle_seconds: how long a server that nobody leases stays.
+        replicas: servers to start; a lease is on one of them.
+        gpus_each: GPUs that each of several local replicas has to itself; 0 leaves the choice to the server.
+        restarts: how often a replica that fails while others serve is started again.
+        start_seconds: time from the start of a server until its self-test has passed.
+        idle_seconds: how long servers that nobody leases stay; with `slurm` at least as long as their start took.
         stop_seconds: time between TERM and KILL.
 
     Raises:
@@ -45,6 +70,9 @@ class ServerSettings:
     api_key_file: Path | None = None
     selftest: list[str] = dataclasses.field(default_factory=list)
     replicas: int = 1
+    gpus_each: int = 0
+    restarts: int = 2
+    slurm: SlurmSettings = dataclasses.field(default_factory=SlurmSettings)
     start_seconds: float = 900.0
     idle_seconds: float = 30.0
     stop_seconds: float = 5.0
@@ -54,8 +82,8 @@ class ServerSettings:
             raise UserError(f"server.launcher must be one of {list(LAUNCHERS)}, found {self.launcher!r}")
         if self.launcher == "external" and not self.url:
             raise UserError("server.url is missing: the launcher `external` needs the address of a server that runs already")
-        if self.launcher == "local" and not self.command:
-            raise UserError("the launcher `local` needs the command of a server, found none")
+        if self.launcher != "external" and not self.command:
+            raise UserError(f"the launcher `{self.launcher}` needs the command of a server, found none")
         if self.replicas < 1:
             raise UserError(f"server.replicas must be 1 or more, found {self.replicas}")
 
@@ -67,6 +95,10 @@ class ServerSettings:
             del fields[name]
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:32]
 
+    def log_of(self, replica: int) -> Path:
+        """The log of one replica."""
+        return self.log if self.replicas == 1 else self.log.with_suffix(f".{replica}{self.log.suffix}")
+
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), default=str, indent=1)
 
@@ -76,4 +108,5 @@ class ServerSettings:
         for name in _PATHS:
             if fields.get(name) is not None:
                 fields[name] = Path(fields[name])
+        fields["slurm"] = SlurmSettings(**fields["slurm"])
         return cls(**fields)

@@ -12,8 +12,9 @@ class State:
     `lease_lock`: shared by each client that needs the server.
     `alive_lock`: exclusive for the supervisor's life.
     `tree_lock`: exclusive while any process of a server may be left, so that two never share a GPU.
-    `address`: there while the server may be used. `failed`: there once it has failed, until the next start.
-    `accepted`: for whom an external server has passed the self-test.
+    `address`: the replicas that may be used, while there are any. `uses`: a file for each lease on one of them.
+    `failures`: a file for each server that has failed, named by its generation. `failed`: there once no server is left, until the
+    next start. `accepted`, `candidate`: for whom an external server has passed the self-test, and the address before that.
     """
 
     folder: Path
@@ -63,6 +64,14 @@ class State:
         return self.folder / "accepted.json"
 
     @property
+    def uses(self) -> Path:
+        return self.folder / "uses"
+
+    @property
+    def failures(self) -> Path:
+        return self.folder / "failures"
+
+    @property
     def failed(self) -> Path:
         return self.folder / "failed.json"
 
@@ -74,7 +83,10 @@ class State:
     def selftest_log(self) -> Path:
         return self.folder / "selftest.log"
 
-    def withdraw(self) -> None:
-        """Take the address back."""
-        for path in (self.address, self.candidate):
-            path.unlink(missing_ok=True)
+    def replica(self, index: int) -> Path:
+        """A replica's own folder."""
+        return self.folder / f"replica.{index}"
+
+    def make_folders(self) -> None:
+        for folder in (self.owners, self.uses, self.failures):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -25,14 +25,7 @@ def test_the_address_file_and_the_logs_are_private_and_the_key_is_on_no_command_
             assert stat.S_IMODE((play.folder / name).stat().st_mode) == 0o600, name
         assert not [line for line in play.survivors() if address.api_key in line]
         with pytest.raises(urllib.error.HTTPError, match="401"):
-            ask(address.urls[0], "another key")
-
-
-def test_replicas_are_several_servers_and_all_are_announced(play: Playground) -> None:
-    with lease(play.settings(replicas=2)) as address:
-        pids = {ask(url, address.api_key) for url in address.urls}
-        assert len(address.urls) == len(pids) == 2
-        assert (play.folder / "server.1.log").read_text().endswith("ready\n")
+            ask(address.url, "another key")
 
 
 def test_the_key_is_not_in_an_error(play: Playground) -> None:
@@ -51,9 +44,9 @@ def test_a_server_that_fails_its_selftest_is_given_to_nobody(play: Playground) -
 
 def test_the_selftest_gets_the_address_before_anyone_else(play: Playground) -> None:
     unannounced = f"import os; assert not os.path.exists('{play.folder}/state/address.json');"
-    code = f"import sys; {unannounced} {READ_ADDRESS} open('{play.folder}/tested', 'a').write(a.urls[0])"
+    code = f"import sys; {unannounced} {READ_ADDRESS} open('{play.folder}/tested', 'a').write(a.url)"
     with lease(play.settings(selftest=[*SELFTEST, code, "{address}"])) as address:
-        assert (play.folder / "tested").read_text() == address.urls[0]
+        assert (play.folder / "tested").read_text() == address.url
 
 
 def test_an_external_server_is_tested_once_an_owner(play: Playground) -> None:
@@ -62,7 +55,7 @@ def test_an_external_server_is_tested_once_an_owner(play: Playground) -> None:
         code = f"import sys; {READ_ADDRESS} open('{play.folder}/tested', 'a').write(a.api_key)"
         settings = play.settings(
             launcher="external",
-            url=f"{address.urls[0]}/",
+            url=f"{address.url}/",
             api_key_file=play.folder / "key",
             state=play.folder / "external",
             selftest=[*SELFTEST, code, "{address}"],

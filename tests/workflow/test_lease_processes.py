@@ -32,7 +32,7 @@ def test_the_server_ends_when_idle_and_not_while_leased(play: Playground) -> Non
     settings = play.settings("--helpers", "2", idle_seconds=0.5)
     with lease(settings) as address:
         time.sleep(1.5)
-        ask(address.urls[0], address.api_key)
+        ask(address.url, address.api_key)
         assert len(find(play, "time.sleep(600)")) == 2
     ended(play, within=5)
 
@@ -51,7 +51,7 @@ def test_no_descriptor_of_client_or_supervisor_reaches_the_server(play: Playgrou
     pipe = os.readlink(f"/proc/self/fd/{write}")
     try:
         with lease(play.settings()) as address:
-            found = ask(address.urls[0], address.api_key)
+            found = ask(address.url, address.api_key)
             assert "server.log" in found
             assert pipe not in found
             assert "lock" not in found
@@ -99,7 +99,7 @@ def test_a_server_that_dies_under_a_lease_is_in_the_error_and_the_next_lease_sta
         os.kill(play.starts()[0], signal.SIGKILL)
         raise ConnectionError("connection refused")
     with lease(settings) as address:
-        ask(address.urls[0], address.api_key)
+        ask(address.url, address.api_key)
 
 
 def test_an_error_that_is_not_the_servers_passes_unchanged(play: Playground) -> None:
@@ -192,7 +192,7 @@ def test_a_held_server_stays_until_interrupted_and_its_death_is_told(play: Playg
     code += "run(lambda: hold(ServerSettings.from_json(open('settings.json').read())))"
     for number, status, word in [
         (signal.SIGINT, 0, ""),
-        (signal.SIGKILL, 1, "error: the server has ended\nthe server was ended by SIGKILL"),
+        (signal.SIGKILL, 1, "refused>\nthe server was ended by SIGKILL"),
     ]:
         holder = subprocess.Popen([sys.executable, "-c", code], cwd=play.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert holder.stdout is not None

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from draftstates.server.settings import ServerSettings
 
 FILES = Path(__file__).parent / "lease"
 MARK = "DRAFTSTATES_TEST_MARK"
-_REPOSITORY = FILES.parents[2]
+_REPOSITORY = FILES.parents[1]
 
 
 @dataclasses.dataclass
@@ -31,9 +32,9 @@ class Playground:
     def settings(self, *stub: str, **changes: object) -> ServerSettings:
         """Settings of a stub server with the given extra arguments."""
         starts = str(self.folder / "starts")
-        command = [sys.executable, str(FILES / "stub_server.py"), "--port", "{port}", "--config", "{key_config}", "--starts", starts]
+        command = [sys.executable, str(FILES / "stub_server.py"), "--host", "{host}", "--port", "{port}", "--config", "{key_config}"]
         defaults = {"state": self.folder / "state", "log": self.folder / "server.log", "idle_seconds": 3.0, "start_seconds": 30.0}
-        return ServerSettings(command=[*command, *stub], **{**defaults, **changes})  # type: ignore[arg-type]
+        return ServerSettings(command=[*command, "--starts", starts, *stub], **{**defaults, **changes})  # type: ignore[arg-type]
 
     def snakemake(self, settings: ServerSettings, *flags: str, shards: int, seconds: float = 0.2, fail: str = "none") -> subprocess.Popen:
         """Start Snakemake in a process group of its own, as a terminal would."""
@@ -54,6 +55,10 @@ class Playground:
         with contextlib.suppress(FileNotFoundError):
             return [int(line) for line in (self.folder / "starts").read_text().split()]
         return []
+
+    def servers_asked(self) -> dict[str, int]:
+        """For each output that was made, the pid of the server that answered for it."""
+        return {path.stem: json.loads(path.read_text())["pid"] for path in (self.folder / "out").glob("*.txt")}
 
     def outputs(self) -> list[str]:
         return sorted(path.stem for path in (self.folder / "out").glob("*.txt"))

@@ -22,7 +22,7 @@ def main() -> None:
         time.sleep(args.seconds)
         if args.output.stem == args.fail:
             raise UserError(f"{args.output}: planted")
-        request = urllib.request.Request(address.urls[0], headers={"Authorization": f"Bearer {address.api_key}"})
+        request = urllib.request.Request(address.url, headers={"Authorization": f"Bearer {address.api_key}"})
         args.output.write_bytes(urllib.request.urlopen(request, timeout=10).read())
 
 

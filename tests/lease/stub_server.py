@@ -13,6 +13,7 @@ from pathlib import Path
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--starts", type=Path, required=True, help="gets a line with the pid at each start")
@@ -31,7 +32,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(200 if allowed else 401)
         self.end_headers()
         if allowed:
-            self.wfile.write(json.dumps({"pid": os.getpid(), "fds": open_files()}).encode())
+            self.wfile.write(json.dumps({"pid": os.getpid(), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), "fds": open_files()}).encode())
 
     def log_message(self, *_: object) -> None:
         pass
@@ -58,7 +59,7 @@ def main() -> None:
     time.sleep(args.delay)
     Handler.key = args.config.read_text().removeprefix("api-key: ").strip()
     print("ready", flush=True)
-    http.server.ThreadingHTTPServer(("127.0.0.1", args.port), Handler).serve_forever()
+    http.server.ThreadingHTTPServer((args.host, args.port), Handler).serve_forever()
 
 
 main()

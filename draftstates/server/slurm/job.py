@@ -1,0 +1,79 @@
+"""What a server job runs: `python -m draftstates.server.slurm.job RUN_FOLDER GENERATION REPLICA`.
+
+It starts the server on its node, shows it right, and announces it. It ends when the server does, when it is told to, and by itself
+when the heartbeat of the run stops.
+"""
+
+import contextlib
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+from draftstates.errors import UserError
+from draftstates.server.address import read_key_config
+from draftstates.server.files import write_private
+from draftstates.server.launchers import LocalServer
+from draftstates.server.processes import become_subreaper, end_descendants, exit_on_term
+from draftstates.server.replica import Replica, ServerFailed
+from draftstates.server.settings import ServerSettings
+from draftstates.server.slurm.folder import Pulse, RunFolder
+from draftstates.server.slurm.network import own_address
+
+_POLL_SECONDS = 0.5
+
+
+def serve(run: RunFolder, settings: ServerSettings, *, generation: str, index: int) -> None:
+    """Start the server and watch it until the run is gone.
+
+    Raises:
+        ServerFailed, UserError: what went wrong.
+    """
+    pulse, place = Pulse(run.heartbeat), run.server(generation)
+    host = own_address(interface=settings.slurm.interface, peer=run.host.read_text())
+    server = LocalServer(settings, replica=index, key_config=run.key_config, host=host)
+    print(f"{time.strftime('%F %T')} server at {server.url} on {socket.gethostname()}, log {server.log}", flush=True)
+    api_key = read_key_config(run.key_config)
+    replica = Replica(settings, server, api_key=api_key, folder=place.folder)
+    while pulse.silence() <= settings.slurm.heartbeat_seconds:
+        try:
+            replica.tick()
+        except ServerFailed as failure:
+            raise ServerFailed(str(failure).replace(api_key, "<api key>")) from None
+        if replica.ready and not place.address.exists():
+            write_private(place.address, {"url": server.url, "start_seconds": replica.start_seconds})
+        time.sleep(_POLL_SECONDS)
+    print(f"{time.strftime('%F %T')} the run that this server worked for is gone", flush=True)
+
+
+def main() -> None:
+    run, generation, index = RunFolder(Path(sys.argv[1])), sys.argv[2], int(sys.argv[3])
+    exit_on_term()
+    become_subreaper()
+    place, stop_seconds = run.server(generation), 0.0
+    job = f"server job {os.environ.get('SLURM_JOB_ID')} on {socket.gethostname()}"
+    try:
+        settings = ServerSettings.from_json(run.settings.read_text())
+        stop_seconds = settings.stop_seconds
+        serve(run, settings, generation=generation, index=index)
+    except (ServerFailed, UserError) as failure:
+        _leave(place.failed, f"{job}: {failure}")
+    except FileNotFoundError as error:  # it waited in the queue for longer than its run lasted
+        print(f"{error.filename} is gone, and with it the run that this server was for", flush=True)
+    except SystemExit:
+        if not place.stop.exists():
+            _leave(place.failed, f"{job} was told to end by Slurm: cancelled, preempted or at its time limit")
+        raise
+    finally:
+        end_descendants(stop_seconds)
+
+
+def _leave(path: Path, error: str) -> None:
+    print(f"{time.strftime('%F %T')} {error}", flush=True)
+    with contextlib.suppress(FileNotFoundError):  # with the run folder everyone who would ask is gone
+        write_private(path, {"error": error})
+
+
+if __name__ == "__main__":
+    main()

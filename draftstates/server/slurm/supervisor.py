@@ -1,0 +1,95 @@
+"""Decides about the server jobs of one run: `python -m draftstates.server.slurm.supervisor RUN_FOLDER OWNER`.
+
+It runs beside the process that owns the run, in a session of its own, and ends with it, however that went.
+"""
+
+import contextlib
+import secrets
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from draftstates.errors import UserError
+from draftstates.server.address import write_key_config
+from draftstates.server.files import write_private
+from draftstates.server.processes import Process, exit_on_term
+from draftstates.server.replica import ServerFailed
+from draftstates.server.slurm.folder import RunFolder, beat
+from draftstates.server.slurm.leases import Leases
+from draftstates.server.slurm.servers import Servers
+
+_POLL_SECONDS = 0.5
+
+
+class Supervisor:
+    """One run's servers and leases."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        self._api_key = secrets.token_hex(32)
+        write_key_config(run.key_config, self._api_key)
+        self._leases = Leases(run.leases)
+        self._servers = Servers(run, leases_on=self._leases.on)
+        self._status = ""
+
+    def tick(self) -> None:
+        """Look at everything once, and act on it."""
+        self._leases.look()
+        try:
+            if not self._servers.settings and self._leases.waiting():
+                self._servers.begin(self._leases.waiting()[0].settings)
+            self._servers.look()
+        except (ServerFailed, UserError) as failure:
+            for lease in self._leases.waiting():
+                lease.refuse(str(failure))
+        self._hand_out()
+        self._end_if_idle()
+        self._tell()
+
+    def end(self) -> None:
+        self._servers.end()
+
+    def _hand_out(self) -> None:
+        settings = self._servers.settings
+        if settings is None:
+            return
+        for lease in self._leases.waiting():
+            if lease.settings.fingerprint != settings.fingerprint:
+                lease.refuse(f"{self._run.folder}: servers with other settings work for this run")
+            elif server := self._servers.choose():
+                lease.grant(server.generation, {"url": server.url, "api_key": self._api_key})
+
+    def _end_if_idle(self) -> None:
+        settings = self._servers.settings
+        # a server that took long to load is worth more waiting
+        if settings and time.monotonic() - self._leases.last_there > max(settings.idle_seconds, self._servers.start_seconds):
+            self._servers.end()
+
+    def _tell(self) -> None:
+        if (status := self._servers.status()) != self._status:
+            write_private(self._run.status, status)
+            self._status = status
+
+
+def main() -> None:
+    run, owner = RunFolder(Path(sys.argv[1])), Process.parse(sys.argv[2])
+    exit_on_term()
+    supervisor = Supervisor(run)
+    try:
+        while owner.is_alive():
+            beat(run.heartbeat)
+            try:
+                supervisor.tick()
+            except OSError as error:  # a file server may be away for a moment
+                print(f"{time.strftime('%F %T')} {error}", flush=True)
+            time.sleep(_POLL_SECONDS)
+    finally:
+        run.heartbeat.unlink(missing_ok=True)
+        with contextlib.suppress(UserError, OSError):
+            supervisor.end()
+        shutil.rmtree(run.folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
