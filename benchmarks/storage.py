@@ -16,7 +16,8 @@ from draftstates.dataset import ShardDataset
 from draftstates.model import Head, read_head
 from draftstates.storage import Storage, rows_of_loss
 
-WAYS = [Storage(fp8=fp8, supervised_rows=rows) for rows in (False, True) for fp8 in (None, "layers", "all")][1:]
+KINDS = ((None, False), ("layers", False), ("all", False), ("all", True))
+WAYS = [Storage(fp8=fp8, supervised_rows=rows, keep_top_token=keep) for rows in (False, True) for fp8, keep in KINDS][1:]
 
 
 def picked(dataset: ShardDataset, head: Head, samples: int) -> Iterator[torch.Tensor]:
@@ -45,16 +46,17 @@ def main() -> None:
     tokens = int(whole.lengths.sum())
     supervised = whole.index.supervised.sum() / tokens
     print(f"{len(whole)} samples, {tokens} tokens, {supervised:.0%} supervised; agreement over {len(expected)} rows that a loss reads")
-    print(f"{'fp8':8}{'final states':14}{'bytes/token':>12}{'of whole':>10}{'same token':>12}")
-    print(f"{'-':8}{'all':14}{state_bytes(whole) / tokens:12.1f}{1:10.3f}{1:12.4f}")
+    print(f"{'fp8':15}{'final states':14}{'bytes/token':>12}{'of whole':>10}{'same token':>12}")
+    print(f"{'-':15}{'all':14}{state_bytes(whole) / tokens:12.1f}{1:10.3f}{1:12.4f}")
     for storage in WAYS:
         with tempfile.TemporaryDirectory() as folder:
-            compact_manifest(arguments.manifest, Path(folder), storage)
+            compact_manifest(arguments.manifest, Path(folder), storage, arguments.model)
             compact = ShardDataset(Path(folder) / "manifest.json")
             same = (torch.cat(list(picked(compact, head, arguments.samples))) == expected).float().mean()
             size = state_bytes(compact)
         rows = "supervised" if storage.supervised_rows else "all"
-        print(f"{storage.fp8 or '-':8}{rows:14}{size / tokens:12.1f}{size / state_bytes(whole):10.3f}{same:12.4f}")
+        kind = f"{storage.fp8}, top kept" if storage.keep_top_token else storage.fp8 or "-"
+        print(f"{kind:15}{rows:14}{size / tokens:12.1f}{size / state_bytes(whole):10.3f}{same:12.4f}")
 
 
 if __name__ == "__main__":

@@ -8,19 +8,24 @@ import pyarrow.parquet as pq
 import torch
 import xxhash
 
+from draftstates import model
 from draftstates.building import publish
 from draftstates.dataset import read_manifest
 from draftstates.errors import UserError
 from draftstates.shards import Shard
-from draftstates.storage import CompactShard, Storage, compact_sample, write_compact
+from draftstates.storage import CompactShard, Storage, TopToken, compact_sample, write_compact
 
 _BLOCK = 1 << 24
+_ROWS = 1024  # logits of so many rows at a time
 
 
-def compact_manifest(manifest: Path, output: Path, storage: Storage) -> dict:
+def compact_manifest(manifest: Path, output: Path, storage: Storage, model_folder: Path | None = None) -> dict:
     """Write `output/shards/*.safetensors`, `samples.parquet` and, when all is there and read back, `manifest.json`.
 
     A shard that `output` has already, of the same capture, samples and storage, is kept. Returns the manifest.
+
+    Args:
+        model_folder: the captured model's; needed for `keep_top_token` alone.
 
     Raises:
         UserError: the manifest is compact already, a shard is damaged, or the result reads back as something else.
@@ -30,6 +35,7 @@ def compact_manifest(manifest: Path, output: Path, storage: Storage) -> dict:
         raise UserError(f"{manifest}: compact already: {document['storage']}")
     if not (storage.fp8 or storage.supervised_rows):
         raise UserError("nothing to do: ask for fp8 or supervised_rows")
+    top_token = _top_token(model_folder, document["capture"]) if storage.keep_top_token else None
     folder = Path(output) / "shards"
     folder.mkdir(parents=True, exist_ok=True)
     table = pq.read_table(manifest.with_name("samples.parquet"))
@@ -43,11 +49,11 @@ def compact_manifest(manifest: Path, output: Path, storage: Storage) -> dict:
                 raise UserError(f"{source.path}: sample {sample_id} does not have the checksum that the manifest says")
         if not _is_there(path, source, storage):
             part = path.with_name(f"{path.name}.part")
-            write_compact(source, part, storage)
+            write_compact(source, part, storage, top_token)
             publish(part, path)
         compact = CompactShard(path)
         for index, sample_id in enumerate(source.header.sample_ids):
-            _check_sample(compact, source, index, storage)
+            _check_sample(compact, source, index, storage, top_token)
             checksums[sample_id] = compact.checksum(index)
         shards.append({**entry, "path": f"shards/{path.name}", "bytes": path.stat().st_size, "checksum": _file_checksum(path)})
     _write_table(table, checksums, Path(output) / "samples.parquet")
@@ -60,6 +66,23 @@ def compact_manifest(manifest: Path, output: Path, storage: Storage) -> dict:
     return document
 
 
+def _top_token(folder: Path | None, capture: dict) -> TopToken:
+    if folder is None:
+        raise UserError("keep_top_token needs the captured model's folder")
+    if capture.get("model_digest", found := model.digest(folder)) != found:
+        raise UserError(f"{folder}: not the captured model: expected content {capture['model_digest'][:16]}, found {found[:16]}")
+    head = model.read_head(folder, final_norm=capture["final_norm"])
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    weight = head.weight.float().to(device)
+
+    def top_token(rows: torch.Tensor) -> torch.Tensor:
+        rows = head.norm(rows) if head.norm else rows
+        blocks = rows.float().to(device).split(_ROWS)
+        return torch.cat([(block @ weight.T).argmax(-1).cpu() for block in blocks]) if len(rows) else torch.zeros(0, dtype=torch.int64)
+
+    return top_token
+
+
 def _is_there(path: Path, source: Shard, storage: Storage) -> bool:
     if not path.exists():
         return False
@@ -67,8 +90,8 @@ def _is_there(path: Path, source: Shard, storage: Storage) -> bool:
     return found["storage"] == storage.text and all(found[name] == source.header.metadata[name] for name in ("shard_id", "capture_key"))
 
 
-def _check_sample(compact: CompactShard, source: Shard, index: int, storage: Storage) -> None:
-    expected, found = compact_sample(source, index, storage), compact.stored(index)
+def _check_sample(compact: CompactShard, source: Shard, index: int, storage: Storage, top_token: TopToken | None) -> None:
+    expected, found = compact_sample(source, index, storage, top_token), compact.stored(index)
     tokens = all((a == b).all() for a, b in zip(compact.tokens(index), _tokens(source, index), strict=True))
     same = all(found[name].dtype == value.dtype and torch.equal(_raw(found[name]), _raw(value)) for name, value in expected.items())
     if not tokens or not same:

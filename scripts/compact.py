@@ -17,10 +17,12 @@ def main() -> None:
         "--fp8", choices=("layers", "all"), help="e4m3 with a scale per row and layer: of the layers, or of the final state too"
     )
     parser.add_argument("--supervised-rows", action="store_true", help="keep final states of supervised rows and their neighbours only")
+    parser.add_argument("--keep-top-token", type=Path, metavar="MODEL", help="with --fp8 all: store in full what would change its pick")
     arguments = parser.parse_args()
 
-    storage = Storage(fp8=arguments.fp8, supervised_rows=arguments.supervised_rows)
-    document = compact_manifest(arguments.manifest, arguments.output, storage)
+    keep = arguments.keep_top_token is not None
+    storage = Storage(fp8=arguments.fp8, supervised_rows=arguments.supervised_rows, keep_top_token=keep)
+    document = compact_manifest(arguments.manifest, arguments.output, storage, arguments.keep_top_token)
     tokens, size = (sum(shard[name] for shard in document["shards"]) for name in ("tokens", "bytes"))
     print(f"{len(document['shards']):,} shards, {size / tokens:,.1f} bytes a token, in {arguments.output}", file=sys.stderr)
 

@@ -7,9 +7,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from safetensors.torch import load_file
-from synthetic import Synthetic, capture_spec, small
+from safetensors.torch import load_file, save_file
+from synthetic import Synthetic, capture_spec, norm_model, small
 
+from draftstates import model
 from draftstates.compact import compact_manifest
 from draftstates.dataset import ShardDataset
 from draftstates.errors import UserError
@@ -65,6 +66,35 @@ def test_a_compact_manifest_reads_as_the_whole_one(tmp_path: Path, manifest: Syn
             assert not found["final_hidden_state"][~needed].any() and (~needed).any()
 
 
+def test_states_whose_top_token_would_change_are_stored_in_full(tmp_path: Path) -> None:
+    folder = norm_model(tmp_path / "model", hidden_size=64)
+    weight = load_file(folder / "model.safetensors")
+    head = torch.randn(500, 64, generator=torch.Generator().manual_seed(1))
+    save_file({**weight, "lm_head.weight": head}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "rms_norm_eps": 1e-5, "vocab_size": 500}))
+    manifest = small(tmp_path / "run", spec=capture_spec(hidden_size=64, final_norm="post_norm", model_digest=model.digest(folder)))
+    storage = Storage(fp8="all", supervised_rows=True, keep_top_token=True)
+    compact_manifest(manifest.path, tmp_path / "kept", storage, folder)
+    compact_manifest(manifest.path, tmp_path / "all", BOTH)
+    whole, kept, coded = (ShardDataset(tmp_path / name / "manifest.json", verify=True) for name in ("run", "kept", "all"))
+    changed = 0
+    for i in range(len(whole)):
+        expected, found, plain = (dataset[i]["final_hidden_state"] for dataset in (whole, kept, coded))
+        needed = torch.from_numpy(rows_of_loss(whole[i]["loss_mask"].numpy()))
+        top, code = ((states[needed].float() @ head.T).argmax(-1) for states in (expected, plain))
+        assert torch.equal((found[needed].float() @ head.T).argmax(-1), top)
+        assert torch.equal(found[needed][top != code], expected[needed][top != code])
+        assert torch.equal(found[needed][top == code], plain[needed][top == code])
+        changed += int((top != code).sum())
+    assert changed
+    with pytest.raises(UserError, match="needs the captured model's folder"):
+        compact_manifest(manifest.path, tmp_path / "other", storage)
+    with pytest.raises(UserError, match="not the captured model"):
+        compact_manifest(manifest.path, tmp_path / "other", storage, norm_model(tmp_path / "wrong"))
+    with pytest.raises(UserError, match="goes with fp8 'all'"):
+        Storage(fp8="layers", supervised_rows=False, keep_top_token=True)
+
+
 def test_e4m3_takes_little_more_than_half_the_bytes(tmp_path: Path) -> None:
     manifest = small(tmp_path / "run", spec=capture_spec(hidden_size=576))
     document = compact_manifest(manifest.path, tmp_path / "compact", FP8)
@@ -80,7 +110,11 @@ def test_a_compact_manifest_is_exported(tmp_path: Path, manifest: Synthetic, nam
     compact_manifest(manifest.path, tmp_path / "compact", BOTH)
     compact = tmp_path / "compact" / "manifest.json"
     export_manifest(compact, tmp_path / "out", name=name, final_norm="pre_norm")
-    assert json.loads((tmp_path / "out" / "export.json").read_text())["storage"] == {"fp8": "all", "supervised_rows": True}
+    assert json.loads((tmp_path / "out" / "export.json").read_text())["storage"] == {
+        "fp8": "all",
+        "keep_top_token": False,
+        "supervised_rows": True,
+    }
     summary = export_manifest(manifest.path, tmp_path / "out", name=name, final_norm="pre_norm")
     assert summary["files_reused"] == 0  # the whole states are other states
 
