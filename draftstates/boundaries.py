@@ -1,9 +1,13 @@
 """Where a source is cut into shards: content-defined, so that a change moves the boundary beside it and no other.
 
-A cut falls before a sample whose hash is the smallest within `min_bytes` on either side. That is decided by what lies within
-`min_bytes` alone, and no two cuts are nearer than that: an insertion makes at most two new shards, and an append changes the
-last one at most. The mean shard is twice `min_bytes`. The few pieces that come out larger than `max_bytes` are cut again at
-their smallest hash; with `max_bytes` of at least four times `min_bytes` they are rare.
+A cut falls before a sample whose hash is the smallest of all that lie within `min_bytes` of it, counting the bytes between the two.
+So it depends on nothing further away, and no two cuts are nearer than that. An inserted row makes at most two new shards; a removed
+or edited one touches at most two old shards, and makes at most two new ones but where it was a shard's first, when it may be three;
+an append changes the last shard at most. (Counting the bytes between two samples, and not those of either, is what this rests on:
+whatever a new row pushes out of another's reach on its far side has that row itself within reach.)
+
+The mean shard is twice `min_bytes`. The few pieces that come out larger than `max_bytes` are cut again at their smallest hash; with
+`max_bytes` of at least four times `min_bytes` they are rare.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,20 +46,20 @@ def segment(sample_ids: Sequence[str], sizes: np.ndarray, *, min_bytes: int, max
 
 
 def _local_minima(hashes: np.ndarray, starts: np.ndarray, window: int) -> list[int]:
-    """Samples whose hash is below all others that start within `window` bytes, and which lie that far from both ends.
+    """Samples whose hash is below all others with fewer than `window` bytes between, and which lie that far from both ends.
 
     One pass with a stack of rising hashes: each sample meets the next smaller one on either side. Of equal hashes the first is the smaller.
     """
     at = starts.tolist()
-    alone = ((starts[:-1] >= window) & (starts[-1] - starts[:-1] >= window)).tolist()
+    alone = ((starts[:-1] >= window) & (starts[-1] - starts[1:] >= window)).tolist()
     values = hashes.tolist()
     rising: list[int] = []
     for here, value in enumerate(values):
         while rising and values[rising[-1]] > value:
             larger = rising.pop()
-            if at[here] - at[larger] < window:
+            if at[here] - at[larger + 1] < window:
                 alone[larger] = False
-        if rising and at[here] - at[rising[-1]] < window:
+        if rising and at[here] - at[rising[-1] + 1] < window:
             alone[here] = False
         rising.append(here)
     return [here for here in range(1, len(values)) if alone[here]]
