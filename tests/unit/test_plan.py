@@ -1,5 +1,6 @@
 """The plan: every row accounted for, shards that follow content, and room on the disk before a server starts."""
 
+import dataclasses
 import json
 import runpy
 import shutil
@@ -262,3 +263,16 @@ def test_the_command_writes_the_plan_that_its_configuration_asks_for(tmp_path: P
     assert plan["checks"] == {"probe_fraction": 0.1, "probe_minimum": 3}
     for shard in plan["shards"]:
         read_tokens(tmp_path / "results" / "tokens" / "shards" / f"{shard['shard_id']}.parquet", shard_id=shard["shard_id"])
+
+
+def test_a_model_that_is_called_otherwise_keeps_its_captures(tmp_path: Path) -> None:
+    first = _plan(tmp_path, {"a": _rows(30, seed=0)})
+    captured = tmp_path / first["run"] / "shards" / f"{first['shards'][0]['shard_id']}.safetensors"
+    captured.parent.mkdir(parents=True)
+    captured.touch()
+    renamed = dataclasses.replace(SPEC, model="renamed")
+    again = make_plan([tmp_path / "tokens" / "a.parquet"], spec=renamed, results=tmp_path, options=OPTIONS)
+    assert again["run"] == first["run"]
+    assert again["bytes_present"] > 0
+    other = dataclasses.replace(SPEC, model="renamed", model_digest="content-2")
+    assert make_plan([tmp_path / "tokens" / "a.parquet"], spec=other, results=tmp_path, options=OPTIONS)["run"] == other.run_name
