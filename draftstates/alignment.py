@@ -68,12 +68,13 @@ class Logprobs:
 
     Attributes:
         asked: log probabilities of the tokens that were asked for, float32 [S, n]; limit: how far rounding may move each.
-        best: the n largest log probabilities, descending, [S, n].
+        best: the n largest log probabilities, descending, [S, n]; best_limit: how far rounding may move each of those tokens'.
     """
 
     asked: torch.Tensor
     limit: torch.Tensor
     best: torch.Tensor
+    best_limit: torch.Tensor
 
 
 def check_alignment(
@@ -105,8 +106,12 @@ def check_alignment(
 
 
 def _ranked(found: Logprobs, returned: torch.Tensor) -> torch.Tensor:
-    """The n best of both sides, each in its own order: no better token may be missing from what the server returned."""
-    return (found.best - returned.sort(dim=1, descending=True).values).abs() / found.limit.max(dim=1, keepdim=True).values
+    """The n best of both sides, each in its own order: no better token may be missing from what the server returned.
+
+    The k best of one side are, on the other, no worse than its k-th less what rounding moves them: so the k-th of both are as near.
+    """
+    limit = torch.cat([found.limit, found.best_limit], dim=1).max(dim=1, keepdim=True).values
+    return (found.best - returned.sort(dim=1, descending=True).values).abs() / limit
 
 
 def _finding(name: str, tokens: torch.Tensor, returned: torch.Tensor, found: Logprobs, index: int) -> Finding:
@@ -126,10 +131,10 @@ def logprobs(states: torch.Tensor, tokens: torch.Tensor, *, head: Head, rounding
     for rows, weight in _blocks(head, rounding):
         logits[:, rows] = inputs @ weight.T
     total = logits.logsumexp(dim=1, keepdim=True)
-    asked = logits.gather(1, tokens)
-    best = logits.topk(tokens.shape[1], dim=1).values - total
-    limit = _limits(inputs, logits, total, tokens, head=head, rounding=rounding)
-    return Logprobs(asked=asked - total, limit=limit, best=best)
+    best = logits.topk(tokens.shape[1], dim=1)
+    both = torch.cat([tokens, best.indices], dim=1)
+    limit, best_limit = _limits(inputs, logits, total, both, head=head, rounding=rounding).chunk(2, dim=1)
+    return Logprobs(asked=logits.gather(1, tokens) - total, limit=limit, best=best.values - total, best_limit=best_limit)
 
 
 def _limits(

@@ -92,6 +92,22 @@ def test_a_better_token_missing_from_the_top_is_caught(way: tuple[torch.dtype, t
     assert _bad(states, top, head, rounding) == len(states)
 
 
+def test_a_runner_up_that_rounding_moves_further_may_change_places_with_the_fifth() -> None:
+    """Its own limit counts, not only those of the tokens that were returned."""
+    weight = torch.zeros(20, 4)
+    weight[:6, 0] = torch.tensor([9.0, 8.0, 7.0, 6.0, 5.0, 4.99])
+    weight[5, 1:3] = torch.tensor([300.0, -300.0])  # the sixth is a difference of large products
+    head, rounding = Head(weight=weight, norm=None), Rounding(compute=torch.float32, stored=torch.bfloat16, normed=True)
+    true = torch.tensor([[1.0, 1.0, 1.0, 0.0]])
+    best = (true @ weight.T).log_softmax(-1).topk(5)
+    top = [list(zip(best.indices[0].tolist(), best.values[0].tolist(), strict=True))]
+    stored = torch.tensor([[1.0, 1.0 + 2**-9, 1.0 - 2**-9, 0.0]])
+    assert _bad(true, top, head, rounding) == 0
+    assert _bad(stored, top, head, rounding) == 0
+    further = torch.tensor([[1.0, 1.1, 0.9, 0.0]])
+    assert _bad(further, top, head, rounding) == 1
+
+
 def test_a_state_that_is_no_number_is_caught() -> None:
     states, top, head, rounding = _serve(*WAYS[0])
     spoilt = states.clone()
