@@ -1,0 +1,27 @@
+"""Lengths, targets, skipped rows and duplicates of each source; bytes and hours that the capture will take."""
+
+import argparse
+import json
+from pathlib import Path
+
+from draftstates.cli import run
+from draftstates.plan import read_plan
+from draftstates.tokens.output import write_atomically
+from draftstates.tokens.statistics import as_text, statistics
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("plan", type=Path, help="results/plan.json; the tokens lie in tokens/ beside it")
+    parser.add_argument("--tokens-per-second", type=float, help="rate of the capture, for the hours")
+    parser.add_argument("--output", type=Path, help="write them as JSON too")
+    arguments = parser.parse_args()
+    found = statistics(
+        read_plan(arguments.plan), tokens_folder=arguments.plan.parent / "tokens", tokens_per_second=arguments.tokens_per_second
+    )
+    if arguments.output:
+        write_atomically(arguments.output, json.dumps(found, indent=1) + "\n")
+    print(as_text(found))
+
+
+run(main)

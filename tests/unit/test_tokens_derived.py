@@ -1,0 +1,135 @@
+"""What follows from tokens alone: a drafter's vocabulary and the statistics of a run, before anything is captured."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from token_kit import REPOSITORY, chat, run_source, template
+
+from draftstates.errors import UserError
+from draftstates.plan import PlanOptions, make_plan
+from draftstates.shards import CaptureSpec
+from draftstates.tokens import pipeline
+from draftstates.tokens.statistics import as_text, statistics
+from draftstates.tokens.vocabulary import vocabulary_key, write_vocabulary
+
+SPEC = CaptureSpec(
+    model="m",
+    model_digest="d",
+    compute_dtype="float32",
+    quantization=None,
+    stored_dtype="bfloat16",
+    num_layers=30,
+    hidden_size=8,
+    residual_layers=(2, 15, 27),
+    final_norm="post_norm",
+)
+ROWS = [{"messages": chat(f"Question {n % 7}", "word " * (n % 5) + f"answer {n}")} for n in range(40)]
+ROWS += [ROWS[0], ROWS[1], {"messages": []}]
+
+
+@pytest.fixture
+def planned(tmp_path, demo_model, monkeypatch):
+    """A plan of one source: its content and the folder of its tokens."""
+    monkeypatch.setattr(pipeline, "ChatTemplate", lambda folder, **_: template("smollm2"))
+    tokens = tmp_path / "tokens"
+    tokens.mkdir()
+    run_source(tokens, ROWS)
+    options = PlanOptions(min_bytes=20_000, max_bytes=60_000)
+    return make_plan([tokens / "test.parquet"], spec=SPEC, results=tmp_path, options=options), tokens
+
+
+def targets(tokens) -> np.ndarray:
+    """All targets of the source, read by other means than those under test."""
+    table = pq.read_table(tokens / "test.parquet").to_pylist()
+    return np.concatenate([np.array(sample["input_ids"])[np.array(sample["loss_mask"]) == 1] for sample in table])
+
+
+def vocabulary(planned, output, draft_size: int = 64):
+    plan, tokens = planned
+    return write_vocabulary(plan, shard_tokens=tokens / "shards", draft_size=draft_size, target_size=49152, output=output)
+
+
+def test_the_most_frequent_targets_are_chosen_and_files_are_as_the_trainers_read_them(planned, tmp_path) -> None:
+    folder = vocabulary(planned, tmp_path / "v")
+    values, counts = np.unique(targets(planned[1]), return_counts=True)
+    assert torch.load(folder / "token_freq.pt", weights_only=True) == dict(zip(values.tolist(), counts.tolist(), strict=True))
+    d2t, t2d = np.load(folder / "d2t.npy"), np.load(folder / "t2d.npy")
+    expected = sorted(sorted(values.tolist(), key=lambda token: (-counts[values == token][0], token))[:64])
+    unseen = [token for token in range(49152) if token not in set(values.tolist())]
+    expected = sorted(expected + unseen[: 64 - len(expected)])  # fewer distinct targets than draft tokens: the lowest ids fill up
+    assert len(values) < 64
+    assert (d2t + np.arange(64)).tolist() == np.flatnonzero(t2d).tolist() == expected
+    assert (d2t.dtype, t2d.dtype, len(t2d)) == (np.int64, np.bool_, 49152)
+    mapping = torch.load(folder / "vocab_mapping.pt", weights_only=True)
+    assert mapping["d2t"].tolist() == d2t.tolist()
+    assert mapping["t2d"].tolist() == t2d.tolist()
+
+
+def test_a_small_vocabulary_says_how_much_it_covers(planned, tmp_path) -> None:
+    folder = vocabulary(planned, tmp_path / "v", draft_size=4)
+    about = json.loads((folder / "vocabulary.json").read_text())
+    _, counts = np.unique(targets(planned[1]), return_counts=True)
+    assert about["covered_share"] == pytest.approx(np.sort(counts)[-4:].sum() / counts.sum())
+    assert about["targets"] == counts.sum()
+
+
+def test_the_folder_is_named_by_content_so_that_it_is_never_stale(planned, tmp_path) -> None:
+    plan, tokens = planned
+    folder = vocabulary(planned, tmp_path / "v")
+    before = {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
+    assert vocabulary(planned, tmp_path / "v") == folder
+    assert {file.name: file.stat().st_mtime_ns for file in folder.iterdir()} == before
+    key = vocabulary_key(plan, draft_size=64, target_size=49152)
+    assert folder.name == key
+    assert key != vocabulary_key(plan, draft_size=65, target_size=49152)
+    assert key != vocabulary_key({"shards": plan["shards"][1:]}, draft_size=64, target_size=49152)
+    assert key == vocabulary_key({"shards": plan["shards"][::-1]}, draft_size=64, target_size=49152)
+
+
+def test_missing_tokens_leave_nothing_behind(planned, tmp_path) -> None:
+    shutil.rmtree(planned[1] / "shards")
+    with pytest.raises(UserError, match="expected a shard's tokens; plan again"):
+        vocabulary(planned, tmp_path / "v")
+    assert not (tmp_path / "v").exists() or not list((tmp_path / "v").iterdir())
+
+
+def test_statistics_count_what_the_tokens_hold(planned) -> None:
+    plan, tokens = planned
+    found = statistics(plan, tokens_folder=tokens, tokens_per_second=100)
+    source = found["sources"]["test"]
+    table = pq.read_table(tokens / "test.parquet").to_pylist()
+    lengths = sorted(len(sample["input_ids"]) for sample in table)
+    assert (source["rows_in"], source["kept"], source["duplicate_samples"]) == (43, 40, 2)
+    assert source["skipped"] == {"duplicate": 2, "empty": 1}
+    assert (source["lengths"]["least"], source["lengths"]["greatest"]) == (lengths[0], lengths[-1])
+    assert source["lengths"]["p50"] in (lengths[19], lengths[20])
+    assert sum(source["lengths"]["histogram"].values()) == 40
+    assert source["target_share"] == pytest.approx(len(targets(tokens)) / sum(lengths), abs=1e-4)
+    assert found["bytes_needed"] == plan["bytes_needed"] > sum(lengths) * SPEC.row_bytes
+    assert found["hours"] == pytest.approx(sum(lengths) / 360_000)
+    assert statistics(plan, tokens_folder=tokens)["hours"] is None
+
+
+def test_statistics_for_people_name_every_reason(planned) -> None:
+    plan, tokens = planned
+    text = as_text(statistics(plan, tokens_folder=tokens, tokens_per_second=100))
+    for part in ("43 rows in, 40 kept, 3 skipped", "skipped, duplicate: 2", "skipped, empty: 1", "hours at the rate given"):
+        assert part in text
+
+
+def test_the_commands(planned, tmp_path, demo_model) -> None:
+    plan, _ = planned
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    scripts = REPOSITORY / "scripts"
+    command = [sys.executable, scripts / "token_statistics.py", tmp_path / "plan.json", "--output", tmp_path / "s.json"]
+    assert "43 rows in" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert json.loads((tmp_path / "s.json").read_text())["sources"]["test"]["kept"] == 40
+    command = [sys.executable, scripts / "vocabulary.py", tmp_path / "plan.json", "--draft-size", "32", "--model", demo_model]
+    done = subprocess.run([*command, "--output", tmp_path / "v"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(tmp_path / "v" / vocabulary_key(plan, draft_size=32, target_size=49152))
