@@ -8,7 +8,7 @@ from pathlib import Path
 from draftstates import config
 from draftstates.building import publish
 from draftstates.cli import run
-from draftstates.model import capture_spec, read_model
+from draftstates.model import capture_spec, read_head, read_model
 from draftstates.plan import PlanOptions, make_plan
 
 
@@ -22,6 +22,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     settings = config.load(arguments.config)
+    read_head(arguments.model, final_norm=settings["capture"]["final_norm"])  # one that cannot be verified is refused before a GPU is taken
     plan = make_plan(
         arguments.tokens,
         spec=capture_spec(read_model(arguments.model), name=settings["model"]["name"], capture=settings["capture"]),

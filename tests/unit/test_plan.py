@@ -241,9 +241,10 @@ def test_a_plan_of_another_kind_is_refused(tmp_path: Path) -> None:
         read_plan(path)
 
 
-def test_the_command_writes_the_plan_that_its_configuration_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model(tmp_path / "model")
-    tokens = _source(tmp_path / "results" / "tokens", "a", _rows(100, seed=0))
+def _command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Call the command on 100 rows and a tiny model; returns the path of the plan."""
+    model = folder / "model"
+    tokens = _source(folder / "results" / "tokens", "a", _rows(100, seed=0))
     config = {
         "data": {"sources": [{"name": "a", "files": ["a.jsonl"]}], "max_tokens": 100},
         "model": {"path": str(model), "name": "named"},
@@ -251,11 +252,17 @@ def test_the_command_writes_the_plan_that_its_configuration_asks_for(tmp_path: P
         "shards": {"min_bytes": 20000, "max_bytes": 80000},
         "checks": {"probe_fraction": 0.1},
     }
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    output = tmp_path / "results" / "plan.json"
-    arguments = ["--config", tmp_path / "config.yaml", "--tokens", tokens, "--model", model, "--output", output]
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    output = folder / "results" / "plan.json"
+    arguments = ["--config", folder / "config.yaml", "--tokens", tokens, "--model", model, "--output", output]
     monkeypatch.setattr("sys.argv", ["plan.py", *map(str, arguments)])
     runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "plan.py"), run_name="__main__")
+    return output
+
+
+def test_the_command_writes_the_plan_that_its_configuration_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_model(tmp_path / "model")
+    output = _command(tmp_path, monkeypatch)
     plan = read_plan(output)
     spec = CaptureSpec.from_plan(output)
     assert (spec.residual_layers, spec.final_norm, spec.compute_dtype) == ((1, 8), "pre_norm", "bfloat16")
@@ -263,6 +270,15 @@ def test_the_command_writes_the_plan_that_its_configuration_asks_for(tmp_path: P
     assert plan["checks"] == {"probe_fraction": 0.1, "probe_minimum": 3}
     for shard in plan["shards"]:
         read_tokens(tmp_path / "results" / "tokens" / "shards" / f"{shard['shard_id']}.parquet", shard_id=shard["shard_id"])
+
+
+def test_a_model_whose_states_could_not_be_verified_is_refused_before_any_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_model(tmp_path / "model") / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "final_logit_softcapping": 30.0}))
+    with pytest.raises(SystemExit) as end:
+        _command(tmp_path, monkeypatch)
+    assert "final_logit_softcapping: 30.0" in str(end.value.code)
+    assert not (tmp_path / "results" / "plan.json").exists()
 
 
 def test_a_model_that_is_called_otherwise_keeps_its_captures(tmp_path: Path) -> None:
