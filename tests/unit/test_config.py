@@ -62,7 +62,7 @@ def test_kimi_is_captured_as_it_was_first_run() -> None:
         ("shards.min_bytes", "1TiB", "shards.min_bytes: expected at most shards.max_bytes"),
         ("checks.probe_fraction", 1.5, "checks.probe_fraction: expected at most 1"),
         ("exclude", ["short"], "exclude[0]: expected text like"),
-        ("server.launcher", "kubernetes", "server.launcher: expected one of local, external"),
+        ("server.launcher", "kubernetes", "server.launcher: expected one of local, slurm, external"),
         ("server.launcher", "external", "server.url: missing"),
         ("server.env", {"A": 1}, "server.env.A: expected string, found 1"),
         ("model", {}, "model.path: missing"),

@@ -1,0 +1,33 @@
+"""A Slurm cluster of this one machine, for the session."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster_harness import Cluster
+from lease_harness import Playground
+
+SCRIPT = Path(__file__).parent / "slurm.sh"
+NEEDED = ("slurmctld", "slurmd", "munged")
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[None]:
+    """Slurm runs; without its packages the tests here are skipped by name."""
+    missing = [name for name in NEEDED if not shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")]
+    if missing or os.geteuid() != 0:
+        pytest.skip(f"needs root and Slurm (apt-get install --no-install-recommends slurm-wlm munge); missing: {missing or 'root'}")
+    subprocess.run([SCRIPT, "start"], check=True)
+    yield
+    subprocess.run([SCRIPT, "stop"], check=True)
+
+
+@pytest.fixture
+def cluster(slurm: None, play: Playground) -> Iterator[Cluster]:
+    """A folder that all nodes see, here the same one; no job is left afterwards."""
+    subprocess.run(["scontrol", "update", "PartitionName=gpu", "State=UP"], check=True)
+    yield Cluster(play)
+    subprocess.run(["scancel", "--user", "root"], check=True)
