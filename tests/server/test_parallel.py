@@ -1,0 +1,151 @@
+"""Servers of other shapes: tensor parallel, a multimodal wrapper, retracted requests, a seam that has moved."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import tiny_models
+from server_harness import Running, capture, new_shard, random_ids, rows_on_disk, serve, spec_for
+
+from draftstates import ids, parity, wire
+from draftstates.server.selftest import attest
+from draftstates.shards import CaptureSpec, Shard
+
+pytestmark = pytest.mark.server
+LAYERS = (0, 2, 3, 5, 6)
+
+
+def samples() -> list:
+    return [random_ids(n, seed=n, vocabulary=tiny_models.VOCABULARY) for n in (9, 50, 150)]
+
+
+def post(server: Running, body: dict) -> dict:
+    request = urllib.request.Request(
+        f"{server.endpoint.url}/generate", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        return json.loads(answer.read())
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Shard]:
+    """A tiny Qwen2, and what a server of one rank captures; the same server retracts requests while they decode."""
+    folder = tiny_models.make("qwen2", tmp_path_factory.mktemp("one") / "model")
+    root = folder.parent / "root"
+    root.mkdir()
+    retract = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "3"}
+    with serve(spec_for(folder, layers=LAYERS), folder=folder, root=root, environment=retract) as running:
+        shard, _, refused = capture(running, samples())
+        assert not refused
+        check_retraction(running)
+    return folder, shard
+
+
+def check_retraction(running: Running) -> None:
+    """Requests that generate 12 tokens are retracted on the way and prefilled again; their rows are those of requests that are not."""
+    parts = [random_ids(n, seed=n, vocabulary=tiny_models.VOCABULARY) for n in (60, 61, 62, 63)]
+    undisturbed, _, _ = capture(running, parts)
+    path = new_shard(running, parts)
+    bodies, first = [], 0
+    for part in parts:
+        destination = wire.Destination(file=path.name, first_row=first, rows=len(part), ids_hash=ids.ids_hash(part), attempt="retract")
+        bodies.append({"rid": destination.rid, "input_ids": part.tolist(), "sampling_params": {"max_new_tokens": 12, "ignore_eos": True}})
+        first += len(part)
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        answers = list(pool.map(lambda body: post(running, body), bodies))
+    assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0, answers
+    time.sleep(0.5)
+    receipts = {wire.parse_rid(r.rid).rows: r for r in wire.ReceiptReader(wire.receipts_path(path)).new()}
+    shard = Shard(path)
+    assert [receipts[len(part)].rows for part in parts] == [60, 61, 62, 63]
+    assert [shard.checksum(i) for i in range(4)] == [receipts[len(part)].checksum for part in parts]
+    for name in ("hidden_states", "final_hidden_state"):
+        assert parity.row_distances(shard.states(name, 0, first), undisturbed.states(name, 0, first)).max() < 1e-4
+
+
+def test_a_retracted_request_is_captured_whole_and_once(one: tuple) -> None:
+    assert one  # the fixture has checked it on its server
+
+
+def test_of_two_tensor_parallel_ranks_one_writes_and_the_rows_are_the_same(one: tuple, tmp_path: Path) -> None:
+    folder, alone = one
+    (tmp_path / "root").mkdir()
+    flags = ["--tensor-parallel-size", "2"]
+    environment = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+    spec = spec_for(folder, layers=LAYERS)
+    with serve(spec, folder=folder, root=tmp_path / "root", flags=flags, environment=environment) as running:
+        shard, captured, refused = capture(running, samples())
+        assert not refused
+        assert running.log.read_text().count("captures r_k for k in") == 1, "more than one rank writes"
+        lines = wire.receipts_path(shard.path).read_text().splitlines()
+        assert len(lines) == len(samples()) + 1  # a receipt each, and the word that all is synced
+        attest(running.endpoint, spec=spec, model=folder)
+    for name in ("hidden_states", "final_hidden_state"):
+        rows = shard.header.rows
+        assert parity.row_distances(shard.states(name, 0, rows), alone.states(name, 0, rows)).max() < 1e-4
+
+
+def test_the_layers_inside_a_multimodal_wrapper_are_found(tmp_path: Path) -> None:
+    """Kimi-K2.5's module layout: the entry hooks of the inner layers see what was captured."""
+    folder = tiny_models.make("kimi_k25", tmp_path / "model")
+    (tmp_path / "root").mkdir()
+    spec = CaptureSpec(
+        model="kimi",
+        model_digest="none",
+        compute_dtype="float32",
+        quantization=None,
+        stored_dtype="float32",
+        num_layers=6,
+        hidden_size=64,
+        residual_layers=(2, 3, 4),
+        final_norm="pre_norm",
+    )
+    with serve(spec, folder=folder, root=tmp_path / "root", flags=["--load-format", "dummy", "--language-model-only"]) as running:
+        shard, captured, refused = capture(running, samples(), kind=wire.PROBE)
+        assert not refused
+        assert rows_on_disk(shard) == sum(map(len, samples()))
+        assert {k: v for c in captured for k, v in c.prehook.items()} == {"2": 0.0, "3": 0.0, "4": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("seam", "named"),
+    [
+        ("sglang.srt.layers.logits_processor.LogitsProcessor.forward", "has no aux_hidden_states"),
+        ("sglang.srt.model_executor.model_runner.ModelRunner.load_model", "is not there"),
+        ("sglang.srt.model_executor.forward_batch_info.ForwardBatch", "has no rids"),
+    ],
+)
+def test_where_a_seam_has_moved_the_plugin_refuses_and_names_it(seam: str, named: str) -> None:
+    """In a process of its own: SGLang as installed, with one name taken away or changed."""
+    owner, name = seam.rsplit(".", 1)
+    change = {
+        "has no aux_hidden_states": "parent.forward = lambda self, input_ids, hidden_states, lm_head, logits_metadata: None",
+        "is not there": f"del parent.{name}",
+        "has no rids": f"del parent.{name}.__dataclass_fields__['rids']",
+    }[named]
+    code = f"""
+import pkgutil
+parent = pkgutil.resolve_name('{owner}')
+{change}
+from draftstates.capture.plugin import register
+register()
+"""
+    settings = {"root": "/tmp", "residual_layers": [1], "final_norm": "post_norm", "stored_dtype": "float32"}
+    environment = {**os.environ, "DRAFTSTATES_CAPTURE": json.dumps(settings), "TORCHDYNAMO_DISABLE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode != 0
+    assert "draftstates: cannot capture with sglang" in done.stderr
+    assert seam in done.stderr
+    assert named in done.stderr
+
+
+def test_without_its_settings_the_plugin_is_inert() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "DRAFTSTATES_CAPTURE"}
+    code = "import sys; from draftstates.capture.plugin import register; register(); assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=60).returncode == 0
