@@ -1,5 +1,6 @@
 # make demo   the whole workflow over a small real model, on the CPU
 # make test   all tests
+# make test-cluster   those on a real Slurm, which is installed for them where this is root on Debian
 # make lint   style of code and rules
 # Each sets up .venv by itself. Another Python than python3: make demo PYTHON=python3.12
 
@@ -11,7 +12,7 @@ DEMO_MODEL := models/SmolLM2-135M-Instruct
 
 export PATH := $(BIN):$(PATH)
 
-.PHONY: demo test lint install
+.PHONY: demo test test-cluster lint install
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -20,6 +21,12 @@ demo: $(INSTALLED)
 test: $(INSTALLED) $(DEMO_MODEL)/config.json
 	python tests/fetch_tokenizers.py
 	python -m pytest tests/unit tests/workflow tests/server
+	$(MAKE) test-cluster
+
+# Without Slurm and without the right to install it, these tests are skipped by name.
+test-cluster: $(INSTALLED) $(DEMO_MODEL)/config.json
+	bash tests/cluster/install.sh
+	python -m pytest tests/cluster
 
 lint: $(INSTALLED)
 	ruff check .

@@ -50,6 +50,7 @@ def resolve(raw: Mapping[str, Any], *, origin: str) -> dict[str, Any]:
     """
     schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
     config = json.loads(json.dumps(raw))  # plain dicts and lists, whatever a YAML reader or Snakemake made of them
+    _read_numbers(config, schema)
     problems = sorted(_problems(config, schema))
     if problems:
         raise UserError(f"{origin}: " + "; ".join(problems))
@@ -80,6 +81,16 @@ def resolved_path(config: Mapping[str, Any]) -> Path:
 def state_folder(config: Mapping[str, Any]) -> Path:
     """Where the clients and the supervisor of a server agree."""
     return Path(config["server"]["state"] or Path(config["results"]) / ".server").resolve()
+
+
+def _read_numbers(value: Any, schema: dict[str, Any]) -> None:
+    """Turn text into the number that the schema wants there, in place: Snakemake passes nested numbers of --config and profiles as text."""
+    for name, part in schema.get("properties", {}).items():
+        if not isinstance(value, dict) or name not in value:
+            continue
+        if part.get("type") in ("integer", "number") and isinstance(value[name], str) and re.fullmatch(r"[0-9]+(\.[0-9]+)?", value[name]):
+            value[name] = float(value[name]) if "." in value[name] else int(value[name])
+        _read_numbers(value[name], part)
 
 
 def _problems(config: Any, schema: dict[str, Any]) -> Iterator[str]:

@@ -1,12 +1,18 @@
-"""Keep the configured server up until Ctrl-C, for a look at it; runs of the workflow started meanwhile use it too."""
+"""Keep the configured server up until Ctrl-C, for a look at it; or print its command, to be run where this launches nothing.
+
+On one machine, runs of the workflow started meanwhile use the server too.
+"""
 
 import argparse
+import shlex
 from pathlib import Path
 
 from draftstates import config
 from draftstates.cli import run
 from draftstates.server.command import attestation_path, server_settings
 from draftstates.server.hold import hold
+from draftstates.server.launchers import fill
+from draftstates.server.settings import ServerSettings
 from draftstates.shards import CaptureSpec
 
 
@@ -14,10 +20,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="resolved configuration")
     parser.add_argument("--plan", type=Path, required=True)
+    parser.add_argument("--print", type=Path, metavar="KEY_YAML", help="print the command; the file says `api-key: <key>`")
+    parser.add_argument("--host", default="0.0.0.0", help="address to bind, in the printed command")
+    parser.add_argument("--port", type=int, default=30000, help="port to bind, in the printed command")
     arguments = parser.parse_args()
-    settings = config.load(arguments.config)
-    attestation_path(settings).parent.mkdir(parents=True, exist_ok=True)
-    hold(server_settings(settings, spec=CaptureSpec.from_plan(arguments.plan), plan=arguments.plan))
+    configured = config.load(arguments.config)
+    settings = server_settings(configured, spec=CaptureSpec.from_plan(arguments.plan), plan=arguments.plan)
+    if arguments.print:
+        print(command_line(settings, host=arguments.host, port=arguments.port, key_config=arguments.print.resolve()))
+    else:
+        attestation_path(configured).parent.mkdir(parents=True, exist_ok=True)
+        hold(settings)
+
+
+def command_line(settings: ServerSettings, *, host: str, port: int, key_config: Path) -> str:
+    """A server's environment and command as one line for a shell."""
+    values = {"{host}": host, "{port}": str(port), "{key_config}": str(key_config), "{replica}": "0"}
+    variables = [f"{name}={value}" for name, value in settings.env.items()]
+    return shlex.join(["env", *variables, *fill(settings.command, values)])
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def attest(endpoint: Endpoint, *, spec: CaptureSpec, model: Path) -> dict[str, A
     info = server_info(endpoint.url, api_key=endpoint.api_key)
     started = time.monotonic()
     tokens = probe_tokens(read_model(model).vocab_size)
-    with building_folder(endpoint.root / ".selftest", tokens.shard_id) as folder:
+    with building_folder(endpoint.root / ".selftest" / socket.gethostname(), tokens.shard_id) as folder:
         first, figures, hooks = _pass(folder / "first", tokens, endpoint=endpoint, spec=spec, model=model, engine=info["version"])
         second, _, _ = _pass(folder / "second", tokens, endpoint=endpoint, spec=spec, model=model, engine=info["version"])
         repeat = max(
@@ -129,7 +130,7 @@ def main() -> None:
     address, spec = read_address(arguments.address), CaptureSpec.from_plan(arguments.plan)
     endpoint = Endpoint(url=address.url, api_key=address.api_key, root=arguments.root, fresh_namespace=address.launcher == "external")
     attestation = attest(endpoint, spec=spec, model=arguments.model)
-    partial = arguments.output.with_suffix(f".{os.getpid()}")  # replicas are tested at the same time; the last one's attestation stays
+    partial = arguments.output.with_suffix(f".{socket.gethostname()}.{os.getpid()}")  # replicas are tested at the same time; the last one's attestation stays
     partial.write_text(json.dumps({**attestation, "launcher": address.launcher}, indent=1))
     publish(partial, arguments.output)
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A Slurm cluster of this one machine, without systemd, as root: `slurm.sh start`, `slurm.sh stop`.
-# Needs: apt-get install -y --no-install-recommends slurm-wlm munge
+# Needs what install.sh installs.
 set -euo pipefail
 here=/var/tmp/draftstates-slurm
 node=$(hostname -s)
@@ -50,6 +50,7 @@ END
 runs() { [ -s "$1" ] && kill -0 "$(cat "$1")" 2>/dev/null; }
 
 start() {
+    getent hosts "$node" >/dev/null || echo "127.0.0.1 $node" >>/etc/hosts # srun calls back by name
     if [ -e /etc/slurm/slurm.conf ] && [ "$(readlink /etc/slurm/slurm.conf)" != "$here/slurm.conf" ]; then
         echo "/etc/slurm/slurm.conf belongs to another cluster" >&2
         exit 1

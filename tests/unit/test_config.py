@@ -98,6 +98,14 @@ def test_defaults_are_filled_in_and_sizes_become_numbers() -> None:
     assert found["model"]["name"] == "m"
 
 
+def test_numbers_that_snakemake_passes_as_text_are_numbers_and_text_stays_text() -> None:
+    server = {"replicas": "8", "idle_seconds": "0.5", "args": ["--max-total-tokens", "16384"], "slurm": {"poll_seconds": "2"}}
+    found = config.resolve(edited("server", server), origin="my.yaml")["server"]
+    assert (found["replicas"], found["idle_seconds"], found["args"][1], found["slurm"]["poll_seconds"]) == (8, 0.5, "16384", 2)
+    with pytest.raises(UserError, match=r"server.replicas: expected integer .*found \"eight\""):
+        config.resolve(edited("server.replicas", "eight"), origin="my.yaml")
+
+
 def test_a_resolved_configuration_comes_back_unchanged() -> None:
     found = config.resolve(minimal(), origin="my.yaml")
     assert config.resolve(found, origin="again") == found

@@ -1,0 +1,63 @@
+"""What clients and server jobs of a cluster agree by, without a cluster."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from draftstates.errors import UserError
+from draftstates.server.slurm.commands import seconds
+from draftstates.server.slurm.folder import Pulse, beat, overwrite, read_overwritten
+from draftstates.server.slurm.network import own_address
+from draftstates.server.slurm.run import present_run
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("0:59", 59), ("1:00:00", 3600), ("2-03:04:05", 183845), ("UNLIMITED", None), ("NOT_SET", None), ("INVALID", None)],
+)
+def test_times_are_read_as_slurm_writes_them(text: str, expected: float | None) -> None:
+    assert seconds(text) == expected
+
+
+def test_a_pulse_is_heard_by_change_not_by_clock(tmp_path: Path) -> None:
+    path = tmp_path / "heartbeat"
+    beat(path)
+    pulse = Pulse(path)
+    assert pulse.silence() < 0.1
+    time.sleep(0.2)
+    assert 0.2 <= pulse.silence() < 0.5
+    beat(path)
+    assert pulse.silence() < 0.1
+    path.unlink()
+    assert pulse.silence() == float("inf")
+
+
+def test_an_answer_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "grant"
+    path.write_text("")
+    assert read_overwritten(path) is None
+    path.write_text('{"url": "http')
+    assert read_overwritten(path) is None
+    overwrite(path, {"url": "http://a"})
+    assert read_overwritten(path) == {"url": "http://a"}
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        overwrite(path, {})
+    assert not path.exists()
+
+
+def test_a_server_is_bound_to_an_address_of_the_right_network() -> None:
+    assert own_address(interface="lo", peer="anyone") == "127.0.0.1"
+    with pytest.raises(UserError, match="localhost for itself .127.0.0.1.; set server.slurm.interface"):
+        own_address(interface=None, peer="localhost")
+    with pytest.raises(UserError, match="does not reach no.such.host.invalid"):
+        own_address(interface=None, peer="no.such.host.invalid")
+
+
+def test_a_run_that_is_over_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTSTATES_RUN_FOLDER", str(tmp_path / "run-1"))
+    with pytest.raises(UserError, match="is over .*run-1"):
+        present_run()
+    monkeypatch.delenv("DRAFTSTATES_RUN_FOLDER")
+    assert present_run() is None
