@@ -130,7 +130,8 @@ def main() -> None:
     address, spec = read_address(arguments.address), CaptureSpec.from_plan(arguments.plan)
     endpoint = Endpoint(url=address.url, api_key=address.api_key, root=arguments.root, fresh_namespace=address.launcher == "external")
     attestation = attest(endpoint, spec=spec, model=arguments.model)
-    partial = arguments.output.with_suffix(f".{socket.gethostname()}.{os.getpid()}")  # replicas are tested at the same time; the last one's attestation stays
+    # replicas are tested at the same time, also on other nodes; the last one's attestation stays
+    partial = arguments.output.with_suffix(f".{socket.gethostname()}.{os.getpid()}")
     partial.write_text(json.dumps({**attestation, "launcher": address.launcher}, indent=1))
     publish(partial, arguments.output)
 
