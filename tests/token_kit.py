@@ -2,18 +2,26 @@
 
 import functools
 import json
+import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
+from draftstates.tokens import template as template_module
+from draftstates.tokens import tokenizer as tokenizer_module
 from draftstates.tokens.conversations import Conversation
 from draftstates.tokens.options import TokeniseOptions
 from draftstates.tokens.template import ChatTemplate
 from draftstates.tokens.tokenise import tokenise_source
+from draftstates.tokens.tokenizer import load_tokenizer
 from draftstates.tokens.turns import Sample, tokenise_conversation
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SMOLLM2 = REPOSITORY / "models" / "SmolLM2-135M-Instruct"
 TEMPLATES = Path(__file__).resolve().parent / "chat_templates"
+
+_loaded_once = functools.cache(load_tokenizer)  # it takes longer than all else in a test
+tokenizer_module.load_tokenizer = template_module.load_tokenizer = _loaded_once
 
 
 def tokenizer_folder(name: str) -> Path:
@@ -47,7 +55,8 @@ def tokenise(
 
 def server_ids(loaded: ChatTemplate, messages: list[dict[str, Any]], *, prompt: bool = False, **arguments: Any) -> list[int]:
     """Ids as transformers' own `apply_chat_template` gives them."""
-    return loaded.tokenizer.apply_chat_template(messages, add_generation_prompt=prompt, **arguments)["input_ids"]
+    chosen = {"chat_template": loaded.chat_template, "add_generation_prompt": prompt, **arguments}
+    return loaded.tokenizer.apply_chat_template(messages, **chosen)["input_ids"]
 
 
 def targets(loaded: ChatTemplate, sample: Sample) -> list[str]:
@@ -85,3 +94,13 @@ def run_source(folder: Path, rows: list[Any], *, workers: int = 1, tokenizer: st
         accounting=folder / "test.json",
         workers=workers,
     )
+
+
+def run_script(name: str, *arguments: object) -> None:
+    """Run one of `scripts/` in this process: as its own it would take seconds to start."""
+    before = sys.argv
+    sys.argv = [name, *map(str, arguments)]
+    try:
+        runpy.run_path(str(REPOSITORY / "scripts" / name), run_name="__main__")
+    finally:
+        sys.argv = before

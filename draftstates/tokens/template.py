@@ -21,6 +21,7 @@ class ChatTemplate:
     """The chat template and tokenizer in a folder.
 
     Attributes:
+        chat_template: the Jinja text used instead of the tokenizer's own; None for that.
         end_ids: tokens that end an assistant turn; the end token is a target.
         tail: tokens that the template puts after the end token (ChatML's newline); they are none.
         closing: all that the template puts after an assistant's text, end token and tail included.
@@ -37,9 +38,8 @@ class ChatTemplate:
         trust_remote_code: bool = False,
     ) -> None:
         self.tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
-        if chat_template is not None:
-            self.tokenizer.chat_template = _read_template(chat_template)
-        if not self.tokenizer.chat_template:
+        self.chat_template = _read_template(chat_template) if chat_template else None
+        if not (self.chat_template or self.tokenizer.chat_template):
             raise UserError(f"{folder}: the tokenizer has no chat template; name one with data.chat_template")
         self.folder = folder
         self._arguments = dict(arguments or {})
@@ -59,7 +59,7 @@ class ChatTemplate:
         """
         try:
             return self.tokenizer.apply_chat_template(
-                messages, tools=tools, add_generation_prompt=prompt, tokenize=False, **self._arguments
+                messages, tools=tools, chat_template=self.chat_template, add_generation_prompt=prompt, tokenize=False, **self._arguments
             )
         except Exception as error:  # a template is a program of its own: whatever it raises is the row's fault
             raise RowSkipped("template_error", f"{type(error).__name__}: {error}") from None

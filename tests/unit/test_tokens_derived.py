@@ -2,14 +2,12 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from token_kit import REPOSITORY, chat, run_source, template
+from token_kit import chat, run_script, run_source, template
 
 from draftstates.errors import UserError
 from draftstates.plan import PlanOptions, make_plan
@@ -123,13 +121,11 @@ def test_statistics_for_people_name_every_reason(planned) -> None:
         assert part in text
 
 
-def test_the_commands(planned, tmp_path, demo_model) -> None:
+def test_the_commands(planned, tmp_path, demo_model, capsys) -> None:
     plan, _ = planned
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    scripts = REPOSITORY / "scripts"
-    command = [sys.executable, scripts / "token_statistics.py", tmp_path / "plan.json", "--output", tmp_path / "s.json"]
-    assert "43 rows in" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    run_script("token_statistics.py", tmp_path / "plan.json", "--output", tmp_path / "s.json")
+    assert "43 rows in" in capsys.readouterr().out
     assert json.loads((tmp_path / "s.json").read_text())["sources"]["test"]["kept"] == 40
-    command = [sys.executable, scripts / "vocabulary.py", tmp_path / "plan.json", "--draft-size", "32", "--model", demo_model]
-    done = subprocess.run([*command, "--output", tmp_path / "v"], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == str(tmp_path / "v" / vocabulary_key(plan, draft_size=32, target_size=49152))
+    run_script("vocabulary.py", tmp_path / "plan.json", "--draft-size", 32, "--model", demo_model, "--output", tmp_path / "v")
+    assert capsys.readouterr().out.strip() == str(tmp_path / "v" / vocabulary_key(plan, draft_size=32, target_size=49152))

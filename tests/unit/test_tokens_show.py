@@ -1,10 +1,7 @@
 """People check masks by eye: what is shown is what is a target."""
 
-import subprocess
-import sys
-
 import pytest
-from token_kit import REPOSITORY, chat, run_source, template, tokenise, tokenizer_folder
+from token_kit import chat, run_script, run_source, template, tokenise, tokenizer_folder
 
 from draftstates.errors import UserError
 from draftstates.tokens.show import as_html, as_terminal, find_sample, html_page, runs
@@ -37,16 +34,17 @@ def test_html_is_escaped(found) -> None:
     assert "<|im_start|>" not in page
 
 
-def test_the_command_finds_a_sample_by_row_and_by_id(tmp_path, demo_model) -> None:
+def test_the_command_finds_a_sample_by_row_and_by_id(tmp_path, demo_model, capsys) -> None:
     run_source(tmp_path, [{"messages": chat(f"Q{n}", f"A{n}")} for n in range(3)])
     (sample,) = find_sample(tmp_path / "test.parquet", row=2)
     assert find_sample(tmp_path / "test.parquet", sample_id=sample["sample_id"][:8]) == [sample]
     assert find_sample(tmp_path / "test.parquet")[0]["row"] == 0
     with pytest.raises(UserError, match="expected row 9, found none"):
         find_sample(tmp_path / "test.parquet", row=9)
-    command = [sys.executable, REPOSITORY / "scripts" / "show_sample.py", tmp_path / "test.parquet", "--row", "2"]
-    command += ["--tokenizer", tokenizer_folder("smollm2")]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    run_script("show_sample.py", tmp_path / "test.parquet", "--row", 2, "--tokenizer", tokenizer_folder("smollm2"))
+    shown = capsys.readouterr().out
     assert shown.startswith(f"sample {sample['sample_id']}, row 2: ")
     assert "⟦A2<|im_end|>⟧" in shown
     assert "A1" not in shown
+    run_script("show_sample.py", tmp_path / "test.parquet", "--tokenizer", tokenizer_folder("smollm2"), "--html", tmp_path / "s.html")
+    assert "<b>A0&lt;|im_end|&gt;</b>" in (tmp_path / "s.html").read_text()

@@ -1,0 +1,40 @@
+"""speculators' own preprocessing of a ShareGPT file, timed. Runs in speculators' environment.
+
+It has every turn rendered by a vLLM server. Where no address is given, a function takes the server's place: the same template and tokenizer
+in the worker's own process, without the way there and back.
+"""
+
+import functools
+import json
+import sys
+import time
+
+from datasets import load_dataset
+from speculators.data_generation import preprocessing
+from transformers import AutoTokenizer
+
+file, folder, max_tokens, workers = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+address = sys.argv[6] if len(sys.argv) > 6 else None
+
+
+@functools.cache
+def tokenizer():
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def render_here(endpoint, messages, *, add_generation_prompt, tools=None, truncate_prompt_tokens=None, **_):
+    ids = tokenizer().apply_chat_template(messages, tools=tools, add_generation_prompt=add_generation_prompt)["input_ids"]
+    return ids[:truncate_prompt_tokens]
+
+
+if address is None:
+    preprocessing.render_conversation = render_here
+processor = tokenizer()
+start = time.perf_counter()
+rows = load_dataset("json", data_files=file, split="train", cache_dir=sys.argv[5])
+loaded = time.perf_counter()
+samples = preprocessing.build_speculator_training_dataset(
+    rows, processor, max_length=max_tokens, num_proc=workers, render_endpoint=address or "in-process"
+)
+end = time.perf_counter()
+print(json.dumps({"rows": len(rows), "samples": len(samples), "seconds": end - start, "reading": loaded - start}))
