@@ -9,7 +9,8 @@ The limit of disagreement is no chosen number; it follows from how often, and ho
   u |x|, evenly spread: a standard deviation of u |x| / sqrt(3). Such errors sum as sqrt(sum of squares), here over the weights'
   distance from their mean under the softmax. A sum of evenly spread errors is past `_DEVIATIONS` standard deviations less than
   once in 10^10.
-- Both sides sum H products in float32, in another order: sqrt(H) 2^-24 |w| |x|, `_SUMS` times.
+- Both sides sum H products in float32, in another order: sqrt(H) 2^-24 |w| |x|, `_SUMS` times. So they do with the exponentials
+  of V logits: sqrt(V) 2^-24. Then each rounds the sum's logarithm and its difference from the logit.
 """
 
 import dataclasses
@@ -25,6 +26,7 @@ from draftstates.shards import STORED_DTYPES
 
 _DEVIATIONS = 7.0
 _SUMS = 4.0  # two sums, each within twice its expected error
+_LOGARITHMS = 4  # a logarithm and a difference on each side
 _BATCH = 256  # samples whose logits are held at once
 _BLOCK = 8192  # rows of the head that are widened to float32 at once
 _NORM_ROUNDINGS = 3  # r_N when stored, the normed value, and its product with the weight
@@ -149,13 +151,15 @@ def _limits(
     logit_part = ((1 - share) * steps + (mean_step - share * steps).clamp(min=0)) * (2 * steps.max(dim=1, keepdim=True).values).exp()
     weights = head.weight[tokens].to(rounding.compute).float()  # [S, n, H]
     sum_part = _SUMS * math.sqrt(inputs.shape[1]) * 2**-24 * (weights * inputs[:, None]).abs().sum(dim=-1)
+    largest = torch.maximum(total.abs(), (asked - total).abs())
+    softmax_part = _SUMS * math.sqrt(logits.shape[1]) * 2**-24 + _LOGARITHMS * half_step(largest, torch.float32)
     state_part = torch.zeros_like(asked)
     if rounding.state_variance:
         mean = torch.zeros_like(inputs)
         for rows, weight in _blocks(head, rounding):
             mean += probabilities[:, rows] @ weight
         state_part = ((weights - mean[:, None]) * inputs[:, None]).norm(dim=-1) * (_DEVIATIONS * math.sqrt(rounding.state_variance))
-    return logit_part + state_part + sum_part + sum_part.max(dim=1, keepdim=True).values
+    return logit_part + state_part + softmax_part + sum_part + sum_part.max(dim=1, keepdim=True).values
 
 
 def half_step(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

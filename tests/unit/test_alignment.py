@@ -57,6 +57,19 @@ def test_every_sample_of_an_honest_server_passes_with_room(way: tuple[torch.dtyp
     assert 0 < share < 0.95
 
 
+def test_logarithms_that_round_coarser_than_small_logits_pass() -> None:
+    """An untrained model in float32: logits near 0, so that each log probability is near -log(V) and rounded there."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(49152, 32, generator=generator) * 0.02
+    states = torch.randn(200, 32, generator=generator)
+    order = torch.randperm(32, generator=generator)
+    best = (states[:, order] @ weight[:, order].T).log_softmax(-1).topk(5)
+    top = [list(zip(t, v, strict=True)) for t, v in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+    head, rounding = Head(weight=weight, norm=None), Rounding(compute=torch.float32, stored=torch.float32, normed=True)
+    assert _bad(states, top, head, rounding) == 0
+    assert _bad(states.roll(1, 0), top, head, rounding) == len(states)
+
+
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_the_state_of_another_chat_is_caught_though_both_end_alike(way: tuple[torch.dtype, torch.dtype, str]) -> None:
     states, top, head, rounding = _serve(*way)
