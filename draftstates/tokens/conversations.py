@@ -17,7 +17,7 @@ ROLES = {
 }
 _CALL_ROLES = ("function_call", "tool_call")
 _MESSAGE_COLUMNS = ("messages", "conversations", "conversation")
-_KEPT_KEYS = ("name", "tool_call_id", "reasoning_content", "tool_calls")
+_KEPT_KEYS = ("name", "tool_call_id", "reasoning_content", "tool_calls")  # as the server keeps them; a user's name it drops
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def _message(item: object, index: int, columns: Mapping[str, str]) -> dict[str, 
     if role is None:
         raise RowSkipped("unknown_role", f"message {index}: expected one of {', '.join(ROLES)}, found {shown(given)}")
     message: dict[str, Any] = {"role": role, "content": _first(item, (columns.get("content"), "content", "value", "text"))}
-    message.update({key: item[key] for key in _KEPT_KEYS if item.get(key) is not None})
+    message.update({key: item[key] for key in _KEPT_KEYS if item.get(key) is not None and (key != "name" or role != "user")})
     if given.lower() in _CALL_ROLES:
         message["tool_calls"], message["content"] = _calls_in_text(message["content"]), ""
     if "tool_calls" in message:

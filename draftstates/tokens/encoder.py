@@ -33,7 +33,11 @@ class Encoder(Protocol):
     """Turns text into ids."""
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids of a text, int32 [T], with no token added."""
+        """Ids of a text, int32 [T], with no token added.
+
+        Raises:
+            UnicodeEncodeError: lone surrogates.
+        """
 
 
 class PlainEncoder:
@@ -43,6 +47,7 @@ class PlainEncoder:
         self._backend = backend
 
     def encode(self, text: str) -> np.ndarray:
+        text.encode()  # raises for lone surrogates
         return np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
 
@@ -54,6 +59,7 @@ class PythonEncoder:
         self._arguments = {"add_special_tokens": False} if tokenizer.encode("") else {}
 
     def encode(self, text: str) -> np.ndarray:
+        text.encode()  # raises for lone surrogates
         return np.array(self._encode(text, **self._arguments), dtype=np.int32)
 
 

@@ -1,11 +1,13 @@
 """What the configuration's `data` section says about tokenising."""
 
 import dataclasses
+import datetime
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from draftstates.errors import UserError
+from draftstates.tokens.template import TODAY
 
 FORMATS = ("auto", "messages", "sharegpt", "alpaca", "completion", "tokens")
 _CHOICES = {"over_long": ("skip", "cut"), "train_on": ("all", "last"), "rewritten_history": ("split", "last", "skip"), "format": FORMATS}
@@ -24,6 +26,7 @@ class TokeniseOptions:
             samples of their own (`split`), all but the last are left out (`last`), or the row is skipped (`skip`).
         chat_template: a Jinja file instead of the tokenizer's own template.
         template_arguments: passed to the template, such as `enable_thinking`.
+        template_date: YYYY-MM-DD, the date that templates which write today's are told, so that the ids are the same on any day.
         end_tokens: tokens that end a turn, beyond those that the model's own files name.
         trust_remote_code: run the Python code in the tokenizer's folder, where it is made of that.
         max_skipped_fraction: bad rows beyond this share of the rows read stop the run.
@@ -39,6 +42,7 @@ class TokeniseOptions:
     rewritten_history: str = "split"
     chat_template: Path | None = None
     template_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    template_date: str = TODAY.isoformat()
     end_tokens: tuple[str, ...] = ()
     trust_remote_code: bool = False
     max_skipped_fraction: float = 0.2
@@ -51,6 +55,10 @@ class TokeniseOptions:
         for field, choices in _CHOICES.items():
             if getattr(self, field) not in choices:
                 raise UserError(f"data: {field} must be one of {', '.join(choices)}, found {getattr(self, field)!r}")
+        try:
+            datetime.date.fromisoformat(self.template_date)
+        except ValueError:
+            raise UserError(f"data: template_date must be a date such as {TODAY}, found {self.template_date!r}") from None
         if self.max_tokens < 2:
             raise UserError(f"data: max_tokens must be at least 2, found {self.max_tokens}")
         if not 0 < self.weight <= 1:

@@ -1,6 +1,7 @@
 """A row of a source to its samples: the work of one process."""
 
 import dataclasses
+import datetime
 import functools
 import json
 from collections.abc import Sequence
@@ -44,6 +45,7 @@ class Pipeline:
             chat_template=options.chat_template,
             arguments=options.template_arguments,
             end_tokens=options.end_tokens,
+            today=datetime.date.fromisoformat(options.template_date),
             trust_remote_code=options.trust_remote_code,
         )
 
@@ -61,6 +63,9 @@ class Pipeline:
                 samples, lost = tokenise_conversation(parsed, self.template, self.options)
         except RowSkipped as skipped:
             return RowResult(row.number, row.where, [], skipped)
+        except Exception as error:
+            error.add_note(f"while tokenising {row.where}")
+            raise
         named = [(sample_id(sample.input_ids, sample.loss_mask), sample) for sample in samples]
         return RowResult(row.number, row.where, named, None, tuple(error.reason for error in lost))
 

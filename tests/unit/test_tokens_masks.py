@@ -1,10 +1,13 @@
 """Every assistant turn up to its end token is a target and nothing else is; the ids are those that the server would see."""
 
+import datetime
+
 import numpy as np
 import pytest
 from token_kit import chat, server_ids, targets, template, tokenise, tokenizer_folder
 
 from draftstates.errors import UserError
+from draftstates.tokens import template as template_module
 from draftstates.tokens.reasons import RowSkipped
 from draftstates.tokens.template import ChatTemplate
 
@@ -184,3 +187,30 @@ def test_what_a_template_refuses_is_a_reason(smollm2, tmp_path) -> None:
     loaded = with_template(tmp_path, "{% if messages[0].content == 'no' %}{{ raise_exception('I said no') }}{% endif %}" + CHATML)
     with pytest.raises(RowSkipped, match="template_error: .*I said no"):
         tokenise(loaded, chat("no", "Hello"))
+
+
+def test_a_template_that_takes_parts_gets_them(smollm2, tmp_path) -> None:
+    parts = "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}"
+    loaded = with_template(tmp_path, CHATML.replace("{{ m.content }}", parts))
+    message = {"role": "user", "content": [{"type": "text", "text": "What is"}, {"type": "text", "text": "this?"}]}
+    split = tokenise(loaded, [message, *chat("Hi", "That.")[1:]])[0]
+    assert split.input_ids.tolist() == tokenise(loaded, chat("What isthis?", "That."))[0].input_ids.tolist()
+
+
+def test_todays_date_in_a_template_is_the_configured_one_so_that_ids_do_not_change_from_day_to_day(smollm2, tmp_path) -> None:
+    file = tmp_path / "dated.jinja"
+    file.write_text("Today is {{ strftime_now('%d %b %Y') }}.\n" + CHATML)
+    default = ChatTemplate(smollm2.folder, chat_template=file)
+    other = ChatTemplate(smollm2.folder, chat_template=file, today=datetime.date(2031, 2, 3))
+    assert default.render(chat("Hi")).startswith("Today is 26 Jul 2024.\n")
+    assert other.render(chat("Hi")).startswith("Today is 03 Feb 2031.\n")
+
+
+def test_a_tokenizer_whose_text_is_not_what_it_would_send_is_refused(smollm2, monkeypatch) -> None:
+    class Another:
+        def encode(self, text: str) -> np.ndarray:
+            return np.array([*smollm2.tokenizer(text)["input_ids"], 2], dtype=np.int32)
+
+    monkeypatch.setattr(template_module, "encoder_for", lambda tokenizer: Another())
+    with pytest.raises(UserError, match="other ids than its text"):
+        ChatTemplate(smollm2.folder)
