@@ -8,6 +8,11 @@ recaptures, the final sync), and `native` (SGLang's own return_hidden_states, fe
 alone, over the time from the first request until every row is synced. Prints one JSON line a measurement, then a table.
 """
 
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).parent.parent / "tests" / "server")  # not this folder: its tokenize.py would hide the standard one
+
 import argparse
 import asyncio
 import contextlib
@@ -15,21 +20,22 @@ import dataclasses
 import json
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 import uuid
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from memory_watch import MemoryWatch
+from server_harness import CPU_FLAGS, Running, serve
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "server"))
-from memory import MemoryWatch  # noqa: E402
-from server_harness import CPU_FLAGS, Running, serve  # noqa: E402
-
-from draftstates.client import CaptureFailed, Client, Work  # noqa: E402
-from draftstates.extract import ExtractOptions, ShardTokens, lay_out  # noqa: E402
-from draftstates.shards import CaptureSpec  # noqa: E402
+from draftstates.client import CaptureFailed, Client, Endpoint, Work
+from draftstates.config import resolve
+from draftstates.extract import ExtractOptions, ShardTokens, lay_out
+from draftstates.model import read_model
+from draftstates.server.command import server_settings
+from draftstates.server.lease import lease
+from draftstates.shards import CaptureSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,16 +88,41 @@ async def send(client: Client, work: list[Work]) -> float:
     return time.perf_counter() - start
 
 
-def plain(server: Running, samples: list[np.ndarray], limit: int, kind: type[PlainClient] = PlainClient) -> dict:
-    seconds = asyncio.run(send(kind(server.endpoint, tokens_in_flight=limit), bare_work(samples)))
+def plain(servers: list[Running], samples: list[np.ndarray], limit: int, kind: type[PlainClient] = PlainClient) -> dict:
+    """The samples dealt out to all servers, which work at the same time."""
+
+    async def go() -> float:
+        parts = [samples[number :: len(servers)] for number in range(len(servers))]
+        clients = [kind(server.endpoint, tokens_in_flight=limit) for server in servers]
+        return max(await asyncio.gather(*(send(c, bare_work(part)) for c, part in zip(clients, parts, strict=True))))
+
+    seconds = asyncio.run(go())
     return {"seconds": seconds, "answered": seconds}
 
 
-def capture(server: Running, samples: list[np.ndarray], limit: int, folder: Path, shards: int) -> dict:
-    """As `extract_shard` does it, for several shards at once as several jobs would."""
+def capture(servers: list[Running], samples: list[np.ndarray], limit: int, folder: Path, shards: int) -> dict:
+    """As `extract_shard` does it, for several shards at once as several jobs would; each server has shards of its own."""
     folder = folder / uuid.uuid4().hex
     folder.mkdir(parents=True)
     started = time.perf_counter()
+    dealt = [samples[number :: len(servers)] for number in range(len(servers))]
+    laid = [lay_out_shards(server, part, folder / str(i), shards) for i, (server, part) in enumerate(zip(servers, dealt, strict=True))]
+    laid_out = time.perf_counter() - started
+
+    async def go() -> tuple[float, float]:
+        start = time.perf_counter()
+        ends = await asyncio.gather(*(fill(server, work, rows, limit) for server, (work, rows) in zip(servers, laid, strict=True)))
+        return max(answered for answered, _ in ends) - start, max(synced for _, synced in ends) - start
+
+    answered, seconds = asyncio.run(go())
+    size = sum(path.stat().st_size for _, rows in laid for path in rows)
+    shutil.rmtree(folder)
+    return {"seconds": seconds, "answered": answered, "laid_out": laid_out, "GB_s": size / seconds / 1e9}
+
+
+def lay_out_shards(server: Running, samples: list[np.ndarray], folder: Path, shards: int) -> tuple[list[Work], dict[Path, int]]:
+    """The work that fills `shards` shards and their probe files, and each file's rows."""
+    folder.mkdir()
     work, rows = [], {}
     for number in range(shards):
         mine = samples[number::shards]
@@ -106,23 +137,19 @@ def capture(server: Running, samples: list[np.ndarray], limit: int, folder: Path
         here, probes = lay_out(tokens, spec=server.spec, options=ExtractOptions(), shard=shard, probe=probe)
         work += here
         rows |= {shard: len(tokens.input_ids), probe: sum(n for _, n in probes)}
-    laid_out = time.perf_counter() - started
+    return work, rows
 
-    async def go() -> tuple[float, float]:
-        start = time.perf_counter()
-        async with Client(server.endpoint, tokens_in_flight=limit) as client:
-            _, reasons = await client.capture_all(work, retries=0)
-            if reasons:
-                raise SystemExit(f"{len(reasons)} samples were not captured: {next(iter(reasons.values()))}")
-            answered = time.perf_counter() - start
-            for path, count in rows.items():
-                await client.synced(path, rows=count)
-        return answered, time.perf_counter() - start
 
-    answered, seconds = asyncio.run(go())
-    size = sum(path.stat().st_size for path in rows)
-    shutil.rmtree(folder)
-    return {"seconds": seconds, "answered": answered, "laid_out": laid_out, "GB_s": size / seconds / 1e9}
+async def fill(server: Running, work: list[Work], rows: dict[Path, int], limit: int) -> tuple[float, float]:
+    """Capture all work: when the last receipt was there, and when every file was synced."""
+    async with Client(server.endpoint, tokens_in_flight=limit) as client:
+        _, reasons = await client.capture_all(work, retries=0)
+        if reasons:
+            raise SystemExit(f"{len(reasons)} samples were not captured: {next(iter(reasons.values()))}")
+        answered = time.perf_counter()
+        for path, count in rows.items():
+            await client.synced(path, rows=count)
+        return answered, time.perf_counter()
 
 
 def main() -> None:
@@ -139,6 +166,7 @@ def main() -> None:
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="folder that the server may write below")
     parser.add_argument("--queue-bytes", type=int, default=2 << 30)
     parser.add_argument("--flags", help="SGLang's flags, in one string; those of a CPU where left out")
+    parser.add_argument("--lease", type=int, metavar="REPLICAS", help="servers by way of the lease, each on GPUs of its own")
     parser.add_argument("--logs", type=Path, help="folder that keeps the servers' logs")
     arguments = parser.parse_args()
     flags = CPU_FLAGS if arguments.flags is None else arguments.flags.split()
@@ -147,14 +175,51 @@ def main() -> None:
     spec = bench_spec(config, arguments)
     with contextlib.ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory()) if arguments.logs is None else arguments.logs)
-        common = {"folder": arguments.model, "base_flags": flags, "log_folder": logs}
-        bare = stack.enter_context(serve(spec, root=arguments.root, plugin=False, flags=["--enable-return-hidden-states"], **common))
-        ours = stack.enter_context(serve(spec, root=arguments.root, queue={"queue_bytes": arguments.queue_bytes}, **common))
-        watch = stack.enter_context(MemoryWatch({"plain": bare.process.pid, "capture": ours.process.pid}))
+        if arguments.lease:
+            bare = ours = lease_servers(stack, spec, arguments, flags, logs)
+            targets = {name: str(ours[0].endpoint.root / "bench") for name in targets}  # a leased server writes below its results alone
+            watch = stack.enter_context(MemoryWatch({}))
+        else:
+            common = {"folder": arguments.model, "base_flags": flags, "log_folder": logs, "root": arguments.root}
+            native = ["--enable-return-hidden-states"] if arguments.native else []
+            queue = {"queue_bytes": arguments.queue_bytes}
+            with ThreadPoolExecutor(2) as pool:  # starting is mostly waiting
+                starts = [serve(spec, plugin=False, flags=native, **common), serve(spec, queue=queue, **common)]
+                bare, ours = ([server] for server in pool.map(stack.enter_context, starts))
+            watch = stack.enter_context(MemoryWatch({"plain": bare[0].process.pid, "capture": ours[0].process.pid}))
         for mix in arguments.mix or [Mix(20, 400, 64)]:
             measured = run_mix(mix, bare, ours, targets, arguments, vocabulary=config["vocab_size"])
             print(table(mix, measured), flush=True)
         print(json.dumps({"memory": watch.summary()}), flush=True)
+
+
+def lease_servers(
+    stack: contextlib.ExitStack, spec: CaptureSpec, arguments: argparse.Namespace, flags: list[str], logs: Path
+) -> list[Running]:
+    """As many replicas as asked for, behind one lease; plain requests go to the same servers, which have nothing to capture of them."""
+    results = arguments.root / f"draftstates-bench-{uuid.uuid4().hex[:8]}"
+    results.mkdir()
+    stack.callback(shutil.rmtree, results, ignore_errors=True)
+    plan = results / "plan.json"
+    plan.write_text(json.dumps({"capture": {**dataclasses.asdict(spec), "key": spec.key}}))
+    server = {"replicas": arguments.lease, "args": flags, "queue_bytes": arguments.queue_bytes, "idle_seconds": 600}
+    config = resolve(
+        {
+            "data": {"sources": [{"name": "none", "files": ["none"]}], "max_tokens": 2},
+            "model": {"path": str(arguments.model)},
+            "capture": {"compute_dtype": arguments.dtype},
+            "server": server,
+            "results": str(results),
+        },
+        origin="benchmark",
+    )
+    settings = server_settings(config, spec=spec, plan=plan)
+    stack.callback(lambda: [shutil.copy(log, logs) for log in (results / ".server").glob("*.log")])
+    addresses = [stack.enter_context(lease(settings)) for _ in range(arguments.lease)]
+    if len({address.url for address in addresses}) != arguments.lease:
+        raise SystemExit(f"{arguments.lease} leases gave {[address.url for address in addresses]}: expected a replica each")
+    root = Path(config["results"]).resolve()
+    return [Running(Endpoint(url=a.url, api_key=a.api_key, root=root), spec, arguments.model, None, logs) for a in addresses]
 
 
 def bench_spec(config: dict, arguments: argparse.Namespace) -> CaptureSpec:
@@ -162,7 +227,7 @@ def bench_spec(config: dict, arguments: argparse.Namespace) -> CaptureSpec:
     layers = [int(k) for k in arguments.layers.split(",")] if arguments.layers else [2, count // 2, count - 3]
     return CaptureSpec(
         model=arguments.model.name,
-        model_digest="benchmark",
+        model_digest=read_model(arguments.model).digest if arguments.lease else "benchmark",
         compute_dtype=arguments.dtype,
         quantization=None,
         stored_dtype=arguments.dtype,
@@ -173,7 +238,9 @@ def bench_spec(config: dict, arguments: argparse.Namespace) -> CaptureSpec:
     )
 
 
-def run_mix(mix: Mix, bare: Running, ours: Running, targets: dict[str, str], arguments: argparse.Namespace, *, vocabulary: int) -> dict:
+def run_mix(
+    mix: Mix, bare: list[Running], ours: list[Running], targets: dict[str, str], arguments: argparse.Namespace, *, vocabulary: int
+) -> dict:
     limit = arguments.tokens_in_flight
     modes = {"plain": lambda samples: plain(bare, samples, limit)}
     for name, folder in targets.items():

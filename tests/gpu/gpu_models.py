@@ -1,5 +1,6 @@
 """Random models with saved weights, of the shapes whose kernels are at hand on a bare GPU machine, small in everything else."""
 
+import sys
 from pathlib import Path
 
 import torch
@@ -53,11 +54,22 @@ def mla() -> PretrainedConfig:
     )
 
 
+def qwen3_8b() -> PretrainedConfig:
+    """Qwen3-8B's shape, for benchmarks that need a head on the disk: 16 GB."""
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+    shape = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "vocab_size": 151936, "initializer_range": 0.02}
+    return Qwen3Config(**{**_COMMON, **shape, **heads})
+
+
 def make(kind: str, folder: Path) -> Path:
-    """Write the model `dense` or `mla` in bfloat16."""
+    """Write the model `dense`, `mla` or `qwen3_8b` with random weights in bfloat16."""
     torch.manual_seed(0)
-    config = {"dense": dense, "mla": mla}[kind]()
+    config = {"dense": dense, "mla": mla, "qwen3_8b": qwen3_8b}[kind]()
     with torch.device("cuda"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder)
     return folder
+
+
+if __name__ == "__main__":
+    make(sys.argv[1], Path(sys.argv[2]))

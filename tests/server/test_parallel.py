@@ -19,6 +19,7 @@ from draftstates.shards import CaptureSpec, Shard
 
 pytestmark = pytest.mark.server
 LAYERS = (0, 2, 3, 5, 6)
+FAULTS = Path(__file__).parent / "faults"
 
 
 def samples() -> list:
@@ -106,7 +107,9 @@ def test_the_layers_inside_a_multimodal_wrapper_are_found(tmp_path: Path) -> Non
         residual_layers=(2, 3, 4),
         final_norm="pre_norm",
     )
-    with serve(spec, folder=folder, root=tmp_path / "root", flags=["--load-format", "dummy", "--language-model-only"]) as running:
+    environment = {"PYTHONPATH": os.pathsep.join([str(FAULTS), os.environ.get("PYTHONPATH", "")]), "DRAFTSTATES_TEST_TEXT_ONLY": "1"}
+    flags = ["--load-format", "dummy"]
+    with serve(spec, folder=folder, root=tmp_path / "root", flags=flags, environment=environment) as running:
         shard, captured, refused = capture(running, samples(), kind=wire.PROBE)
         assert not refused
         assert rows_on_disk(shard) == sum(map(len, samples()))

@@ -1,9 +1,14 @@
-"""A second plug-in, for tests: makes the capture faulty in the way that the file DRAFTSTATES_TEST_FAULT names at the moment."""
+"""A second plug-in, for tests.
+
+DRAFTSTATES_TEST_FAULT names a file; the capture is faulty in the way that it says at the moment.
+DRAFTSTATES_TEST_TEXT_ONLY makes SGLang serve a multimodal model without its image processor, whose files a tiny model has not got.
+"""
 
 import os
 from pathlib import Path
 
 import torch
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from draftstates.capture import taps
 from draftstates.capture.recorder import Recorder
@@ -16,8 +21,17 @@ def fault() -> str:
 
 
 def register() -> None:
-    if "DRAFTSTATES_TEST_FAULT" not in os.environ:
-        return
+    if "DRAFTSTATES_TEST_TEXT_ONLY" in os.environ:
+        HookRegistry.register("sglang.srt.configs.model_config.ModelConfig.__init__", serve_text_only, HookType.AFTER)
+    if "DRAFTSTATES_TEST_FAULT" in os.environ:
+        plant()
+
+
+def serve_text_only(result: object, config: object, *args: object, **kwargs: object) -> None:
+    config.is_multimodal = False
+
+
+def plant() -> None:
     load, states, copy, put = Recorder.after_load_model, Recorder._states, Recorder._copy, Writers.put
     seen: dict[str, torch.Tensor] = {}
 
