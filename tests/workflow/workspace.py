@@ -26,13 +26,21 @@ class Workspace:
     folder: Path
     config: dict[str, Any]
 
-    def snakemake(self, *flags: str, cores: int = 2) -> subprocess.CompletedProcess[str]:
-        """Run Snakemake to its end; its output is in `stdout`."""
+    @property
+    def results(self) -> Path:
+        return self.folder / self.config.get("results", "results")
+
+    def prepare(self, *flags: str, cores: int = 2) -> dict[str, Any]:
+        """Write the configuration; what starts a process of Snakemake then: its arguments, folder and environment."""
         (self.folder / "config.yaml").write_text(yaml.safe_dump(self.config))
         environment = {**os.environ, "PYTHONPATH": str(self.folder)}  # the copied package, which a test may edit
         environment.pop("DRAFTSTATES_OWNER", None)
         command = [sys.executable, "-m", "snakemake", "--cores", str(cores), *flags]
-        return subprocess.run(command, cwd=self.folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        return {"args": command, "cwd": self.folder, "env": environment}
+
+    def snakemake(self, *flags: str, cores: int = 2) -> subprocess.CompletedProcess[str]:
+        """Run Snakemake to its end; its output is in `stdout`."""
+        return subprocess.run(**self.prepare(*flags, cores=cores), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
     def run(self, *flags: str, cores: int = 2) -> "Run":
         """Run Snakemake, which must succeed."""
@@ -41,11 +49,11 @@ class Workspace:
         return Run(done.stdout)
 
     def plan(self) -> dict[str, Any]:
-        return json.loads((self.folder / "results" / "plan.json").read_text())
+        return json.loads((self.results / "plan.json").read_text())
 
     def shards(self) -> list[Path]:
         """The present shards of the planned run."""
-        folder = self.folder / "results" / self.plan()["run"] / "shards"
+        folder = self.results / self.plan()["run"] / "shards"
         return sorted(path for path in folder.glob("*.safetensors") if ".probe" not in path.name)
 
     def rows(self, source: str = "one") -> list[dict[str, Any]]:

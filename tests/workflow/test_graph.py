@@ -1,0 +1,97 @@
+"""What of the graph concerns Snakemake alone: its triggers and settings, dry runs, wrong keys, the style of the rules.
+
+The commands from the server on are stand-ins, so that a run takes seconds; `test_incremental.py` has the real ones.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from changes import NO_CHANGES, edit_row, exclude_sample, remove_attestation
+from workspace import REPOSITORY, Workspace, make_workspace, tiny_config
+
+WITHOUT_PROFILE = ("--workflow-profile", "none")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Workspace:
+    """A workspace whose first run is over, with stand-ins. Tests work on copies."""
+    workspace = make_workspace(tmp_path_factory.mktemp("finished") / "work", tiny_model, standins=True)
+    first = workspace.run()
+    assert first.extracted == len(workspace.shards()) == len(workspace.plan()["shards"]) >= 6
+    return workspace
+
+
+@pytest.fixture
+def workspace(finished: Workspace, tmp_path: Path) -> Workspace:
+    """A copy of the finished workspace, with all times as they were: moved to another path, then."""
+    folder = tmp_path / "copy"
+    shutil.copytree(finished.folder, folder, copy_function=shutil.copy2)
+    return Workspace(folder, tiny_config())
+
+
+def test_a_sample_excluded_is_at_most_two_captures(workspace: Workspace) -> None:
+    exclude_sample(workspace)
+    assert 1 <= workspace.run().extracted <= 2
+    assert workspace.run(*WITHOUT_PROFILE).nothing_to_be_done
+
+
+@pytest.mark.parametrize("flags", [WITHOUT_PROFILE, ("--rerun-triggers", "mtime"), ("--forcerun", "server", "extract")], ids="-".join)
+def test_no_setting_of_snakemake_brings_a_capture_back(workspace: Workspace, flags: tuple[str, ...]) -> None:
+    for change in NO_CHANGES:
+        change(workspace)
+    run = workspace.run(*flags, cores=1)
+    assert run.extracted == run.jobs("server") == 0
+
+
+@pytest.mark.parametrize("part", [".probe.safetensors", ".receipts.json"])
+def test_what_lies_beside_a_shard_is_needed_only_to_verify_it(workspace: Workspace, part: str) -> None:
+    shard = workspace.shards()[2]
+    shard.with_suffix(part).unlink()
+    (shard.parents[1] / "verified" / f"{shard.stem}.json").unlink()
+    assert workspace.run().extracted == 1
+    assert workspace.run().nothing_to_be_done
+
+
+def test_one_shard_and_the_attestation_deleted_is_one_capture(workspace: Workspace) -> None:
+    workspace.shards()[2].unlink()
+    remove_attestation(workspace)
+    run = workspace.run(*WITHOUT_PROFILE)
+    assert (run.extracted, run.jobs("server")) == (1, 1)
+
+
+def test_a_wrong_key_is_named_before_anything_runs(workspace: Workspace) -> None:
+    workspace.config["data"]["sources"][0]["nmae"] = workspace.config["data"]["sources"][0].pop("name")
+    edit_row(workspace)
+    failed = workspace.snakemake()
+    assert failed.returncode != 0
+    assert "data.sources[0].nmae: unknown key (did you mean name?)" in failed.stdout
+    assert "Traceback" not in failed.stdout
+    assert "rule tokenise" not in failed.stdout
+
+
+def test_a_given_configuration_stands_alone(workspace: Workspace) -> None:
+    """A key that it leaves out is not taken from config.yaml."""
+    (workspace.folder / "mine.yaml").write_text(json.dumps({key: value for key, value in tiny_config().items() if key != "data"}))
+    failed = workspace.snakemake("--configfile", "mine.yaml")
+    assert failed.returncode != 0
+    assert "mine.yaml: data: missing" in failed.stdout
+
+
+def test_a_dry_run_writes_nothing(workspace: Workspace) -> None:
+    edit_row(workspace)
+    before = sorted((workspace.folder / "results").rglob("*"))
+    assert "tokenise" in workspace.run("--dry-run").output
+    assert sorted((workspace.folder / "results").rglob("*")) == before
+
+
+@pytest.mark.parametrize("tool", [["snakefmt", "--check", "Snakefile", "rules"], ["snakemake", "--lint"]], ids=lambda tool: tool[0])
+def test_the_rules_are_clean(workspace: Workspace, tool: list[str]) -> None:
+    import subprocess
+    import sys
+
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(tool, cwd=REPOSITORY, env={**os.environ, "PATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
