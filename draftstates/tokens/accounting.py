@@ -91,7 +91,12 @@ class Accounting:
         parts = [f"{self.counts['rows_in']:,} rows in, {self.counts['kept']:,} kept"]
         parts += [f"{count:,} {reason}" for reason, count in sorted(self.skipped.items())]
         tokens, targets = self.counts["tokens"], self.counts["supervised_tokens"]
-        return f"{self.source}: {', '.join(parts)}; {self.counts['samples']:,} samples, {tokens:,} tokens, {targets:,} targets"
+        text = f"{self.source}: {', '.join(parts)}; {self.counts['samples']:,} samples, {tokens:,} tokens, {targets:,} targets"
+        if self.lost_turns:
+            text += (
+                f"; turns of kept rows left out: {', '.join(f'{count:,} {reason}' for reason, count in sorted(self.lost_turns.items()))}"
+            )
+        return text + (f"; {self.counts['cut_samples']:,} samples cut" if self.counts["cut_samples"] else "")
 
     def as_dict(self) -> dict[str, Any]:
         """The accounting file's content."""

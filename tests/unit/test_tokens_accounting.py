@@ -96,6 +96,19 @@ def test_duplicates_are_kept_where_the_configuration_says_so(tmp_path) -> None:
     assert run_source(tmp_path, [GOOD, GOOD], deduplicate=False)["kept"] == 2
 
 
+def test_the_screen_shows_every_row_every_turn_left_out_and_every_cut(tmp_path, capsys) -> None:
+    turns = ["Hi", "Hello", "Go on", "word " * 60]
+    run_source(
+        tmp_path,
+        [GOOD, "broken", {"messages": chat(*turns, "x", "y")}, {"messages": chat("a", "b", "c", "\ud800")}],
+        max_tokens=64,
+        over_long="cut",
+    )
+    shown = capsys.readouterr().err
+    assert "test: 4 rows in, 3 kept, 1 broken_json; 3 samples, " in shown
+    assert "; turns of kept rows left out: 1 bad_text; 1 samples cut; " in shown
+
+
 def test_too_many_bad_rows_stop_the_run_and_leave_nothing(tmp_path) -> None:
     rows = [GOOD, {"messages": chat("Hi", "Bye")}, "broken"]
     assert run_source(tmp_path, rows, max_skipped_fraction=0.34)["kept"] == 2

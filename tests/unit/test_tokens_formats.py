@@ -6,7 +6,6 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import zstandard
 from datasets import Dataset, DatasetDict
 from token_kit import chat, template, tokenizer_folder
 
@@ -43,8 +42,8 @@ def written(folder, kind: str):
 
 
 def pack(path, text: str) -> None:
-    data = text.encode()
-    path.write_bytes({".gz": gzip.compress, ".zst": zstandard.compress}.get(path.suffix, bytes)(data))
+    with pa.output_stream(path, compression="detect") as file:
+        file.write(text.encode())
 
 
 KINDS = ["jsonl", "ndjson", "jsonl.gz", "jsonl.zst", "json", "json.gz", "json.zst", "parquet", "arrow", "feather", "saved", "shuffled"]
