@@ -13,8 +13,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plan", type=Path, required=True)
     plan: Path = parser.parse_args().plan
-    manifest = plan.parent / read(plan)["run"] / "manifest.json"
-    print(table(read(manifest), path=manifest))
+    manifest = plan.parent / read(plan)["run"] / "manifest.json" if plan.exists() else None
+    if manifest and manifest.exists():
+        print(table(read(manifest), path=manifest))
+    else:
+        print("no manifest yet: only a part of the workflow was asked for")
 
 
 def read(path: Path) -> dict:
