@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from draftstates.errors import UserError
+from draftstates.shards import Shard
 
 # Row distance allowed to the median row, by the coarser of compute and stored dtype. One rounding to bfloat16 moves a value by
 # at most 2^-9; errors of some tens of roundings in sequence stay below 16 times that. float32 sums differ in order only.
@@ -55,6 +56,14 @@ class Reference:
             hook.remove()
         states = {f"r_{k}": state[0].cpu() for k, state in enumerate(outputs.hidden_states[:-1])}
         return {**states, f"r_{len(states)}": last[0][0].cpu(), "post_norm": outputs.last_hidden_state[0].cpu()}
+
+
+def named_states(shard: Shard, index: int, *, num_layers: int) -> dict[str, torch.Tensor]:
+    """A captured sample's states, [n, H] each, by the names that a reference gives them."""
+    sample, header = shard.sample(index), shard.header
+    states = {f"r_{k}": sample["hidden_states"][:, i] for i, k in enumerate(header.residual_layers)}
+    last = "post_norm" if header.metadata["final_norm"] == "post_norm" else f"r_{num_layers}"
+    return {**states, last: sample["final_hidden_state"]}
 
 
 def compare(captured: Mapping[str, torch.Tensor], reference: Mapping[str, torch.Tensor]) -> list[LayerParity]:

@@ -257,6 +257,12 @@ class Shard:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    @property
+    def stored_dtype(self) -> str:
+        """Name of the states' number format, as the configuration spells it."""
+        code = self.header.tensors["hidden_states"][0]
+        return next(name for name, (found, _) in STORED_DTYPES.items() if found == code)
+
     def _array(self, name: str, dtype: object) -> np.ndarray:
         _, shape, begin, end = self.header.tensors[name]
         return self._bytes[begin:end].view(dtype).reshape(shape)

@@ -8,6 +8,7 @@ import torch
 from server_harness import Running, capture, random_ids, serve, spec_for
 
 from draftstates import parity, shards
+from draftstates.model import read_model
 
 pytestmark = pytest.mark.server
 TINY = {
@@ -17,19 +18,12 @@ TINY = {
 }
 
 
-def captured_states(shard: shards.Shard, index: int) -> dict[str, torch.Tensor]:
-    """States of a sample by the names that `parity` uses."""
-    sample, header = shard.sample(index), shard.header
-    states = {f"r_{k}": sample["hidden_states"][:, i] for i, k in enumerate(header.residual_layers)}
-    last = "post_norm" if header.metadata["final_norm"] == "post_norm" else f"r_{tiny_models._COMMON['num_hidden_layers']}"
-    return {**states, last: sample["final_hidden_state"]}
-
-
 def check(shard: shards.Shard, folder: Path, count: int) -> None:
     reference = parity.Reference(folder, dtype=torch.float32)
     for index in range(count):
         found = parity.compare(
-            captured_states(shard, index), reference.states(torch.from_numpy(shard.input_ids[slice(*shard.rows(index))].copy()))
+            parity.named_states(shard, index, num_layers=read_model(folder).num_layers),
+            reference.states(torch.from_numpy(shard.input_ids[slice(*shard.rows(index))].copy())),
         )
         parity.judge(found, dtype="float32", sample=str(index))
         for layer in found:
