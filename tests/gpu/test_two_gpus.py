@@ -1,0 +1,63 @@
+"""Two GPUs: tensor parallel and data parallel attention capture the rows that one GPU captures, each row by one writer."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+if torch.cuda.device_count() < 2:
+    pytest.skip("needs two NVIDIA GPUs", allow_module_level=True)
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "server"))
+import gpu_models  # noqa: E402
+from server_harness import Running, capture, random_ids, serve, spec_for  # noqa: E402
+
+from draftstates import parity, wire  # noqa: E402
+from draftstates.server.selftest import attest  # noqa: E402
+from draftstates.shards import CaptureSpec, Shard  # noqa: E402
+
+FLAGS = os.environ.get("DRAFTSTATES_GPU_FLAGS", "").split()
+LAYERS = (0, 2, 4, 5, 8)
+SAMPLES = [random_ids(n, seed=n, vocabulary=32000) for n in (1, 10, 700, 1500, 3000, *range(40, 440, 20))]
+TENSOR = ["--tensor-parallel-size", "2"]
+DATA = [*TENSOR, "--data-parallel-size", "2", "--enable-dp-attention"]
+
+
+def start(folder: Path, root: Path, spec: CaptureSpec, flags: list[str]) -> Iterator[Running]:
+    root.mkdir()
+    flags = ["--chunked-prefill-size", "1024", *flags]
+    return serve(spec, folder=folder, root=root, base_flags=FLAGS, flags=flags, queue={"queue_bytes": 1 << 30})
+
+
+@pytest.fixture(scope="module", params=["dense", "mla"])
+def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, CaptureSpec, Shard]:
+    """What one GPU captures."""
+    folder = gpu_models.make(request.param, tmp_path_factory.mktemp(request.param) / "model")
+    spec = spec_for(folder, layers=LAYERS, dtype="bfloat16")
+    with start(folder, folder.parent / "root", spec, []) as running:
+        shard, _, refused = capture(running, SAMPLES, tokens_in_flight=1 << 20)
+        assert not refused
+    return request.param, folder, spec, shard
+
+
+@pytest.mark.parametrize(("flags", "writers"), [(TENSOR, 1), (DATA, 2)], ids=["tensor_parallel", "data_parallel_attention"])
+def test_two_gpus_capture_the_rows_of_one(alone: tuple, tmp_path: Path, flags: list[str], writers: int) -> None:
+    kind, folder, spec, expected = alone
+    if (kind, writers) in {("mla", 1), ("dense", 2)}:
+        pytest.skip("tensor parallel is tried on the dense shape, data parallel attention on MLA")
+    with start(folder, tmp_path / "root", spec, flags) as running:
+        shard, captured, refused = capture(running, SAMPLES, tokens_in_flight=1 << 20)
+        assert not refused
+        assert [c.receipt.rows for c in captured] == [len(s) for s in SAMPLES]
+        assert [shard.checksum(i) for i in range(len(SAMPLES))] == [c.receipt.checksum for c in captured]
+        assert running.log.read_text(errors="replace").count("captures r_k for k in") == writers
+        assert len(wire.receipts_path(shard.path).read_text().splitlines()) >= len(SAMPLES)
+        print(attest(running.endpoint, spec=spec, model=folder)["probe"])
+    for name in ("hidden_states", "final_hidden_state"):
+        rows = shard.header.rows
+        distances = parity.row_distances(shard.states(name, 0, rows), expected.states(name, 0, rows))
+        print(kind, writers, name, "median", distances.median().item(), "worst", distances.max().item())
+        assert distances.median() < parity.TOLERANCES["bfloat16"]
