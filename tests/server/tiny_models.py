@@ -77,7 +77,14 @@ def _kimi(folder: Path) -> Path:
     """Kimi-K2.5's layout: a vision tower and a projector beside a DeepSeek-V3 text model. No weights: SGLang makes them up."""
     text = {**_DEEPSEEK, **_DEEPSEEK_EXTRA, "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "hidden_act": "silu"}
     text |= {"rms_norm_eps": 1e-6, "norm_topk_prob": True, "routed_scaling_factor": 2.5, "attention_bias": False, "n_shared_experts": 1}
-    vision = {"vt_hidden_size": 64, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "text_hidden_size": 64}
+    vision = {
+        "vt_hidden_size": 64,
+        "num_hidden_layers": 1,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_attention_heads": 2,
+        "text_hidden_size": 64,
+    }
     folder.mkdir(parents=True)
     config = {
         "architectures": ["KimiK25ForConditionalGeneration"],
