@@ -1,0 +1,200 @@
+"""What the server does with rows on their way to a file: order, restarts, gaps, seals, bounded memory."""
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from draftstates import ids, shards, wire
+from draftstates.capture.blocks import BlockPool
+from draftstates.capture.files import Destinations
+from draftstates.capture.settings import CaptureSettings
+from draftstates.capture.writer import Job, Writers
+from draftstates.errors import UserError
+
+SPEC = shards.CaptureSpec(
+    model="m",
+    model_digest="d",
+    compute_dtype="float32",
+    quantization=None,
+    stored_dtype="float32",
+    num_layers=4,
+    hidden_size=8,
+    residual_layers=(1, 3),
+    final_norm="post_norm",
+)
+IDS = np.arange(12, dtype=np.int32)
+
+
+class Bench:
+    """A laid-out shard of samples of 5 and 7 tokens, and writer threads to fill it."""
+
+    def __init__(self, root: Path, **changes: object) -> None:
+        self.root = root
+        self.path = root / "shard.safetensors"
+        shards.create(self.path, spec=SPEC, shard_id="s", sample_ids=["a", "b"], lengths=[5, 7], input_ids=IDS, loss_mask=np.ones(12))
+        settings = CaptureSettings(
+            root=root, **{"residual_layers": (1, 3), "final_norm": "post_norm", "stored_dtype": "float32", **changes}
+        )
+        self.destinations = Destinations(settings)
+        self.writers = Writers(self.destinations, threads=2)
+        self.pool = BlockPool(total_bytes=1 << 20, block_bytes=1 << 16, pinned=False)
+        self.rows = torch.randn(12, 3, 8)
+
+    def destination(self, first: int, rows: int, attempt: str = "1") -> wire.Destination:
+        sent = ids.ids_hash(IDS[first : first + rows])
+        return wire.Destination(file=self.path.name, first_row=first, rows=rows, ids_hash=sent, attempt=attempt)
+
+    def put(self, destination: wire.Destination, start: int, rows: int, *, shift: float = 0.0) -> None:
+        block = self.pool.take()
+        block.hold(1)
+        at = destination.first_row + start
+        states = self.rows[at : at + rows] + shift
+        self.writers.put(
+            Job(
+                destination=destination,
+                file=self.destinations.open(destination.file),
+                start=start,
+                rows=rows,
+                chunk_start=True,
+                hidden=states[:, :2].contiguous().view(torch.uint8).flatten(),
+                final=states[:, 2].contiguous().view(torch.uint8).flatten(),
+                ids=torch.from_numpy(IDS[at : at + rows].copy()).view(torch.uint8),
+                block=block,
+                ready=None,
+            )
+        )
+
+    def receipts(self, count: int) -> tuple[list[wire.Receipt], wire.ReceiptReader]:
+        reader, found = wire.ReceiptReader(wire.receipts_path(self.path)), []
+        deadline = time.monotonic() + 10
+        while len(found) < count and time.monotonic() < deadline:
+            found += reader.new()
+            time.sleep(0.01)
+        time.sleep(0.1)
+        return found + reader.new(), reader
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_chunks_of_a_sample_become_one_receipt_with_the_checksum_of_the_file(bench: Bench) -> None:
+    whole = bench.destination(5, 7)
+    for start, rows in ((0, 3), (3, 3), (6, 1)):
+        bench.put(whole, start, rows)
+    (receipt,), reader = bench.receipts(1)
+    shard = shards.Shard(bench.path)
+    assert (receipt.rows, receipt.chunks, receipt.cached_tokens, receipt.error) == (7, 3, 0, None)
+    assert receipt.ids_hash == whole.ids_hash
+    assert receipt.checksum == shard.checksum(1)
+    assert torch.equal(shard.sample(1)["hidden_states"], bench.rows[5:, :2])
+    assert torch.equal(shard.sample(1)["final_hidden_state"], bench.rows[5:, 2])
+    assert reader.synced_rows == 0, "half of the shard is not written yet"
+
+
+def test_the_file_is_reported_as_synced_when_its_last_row_is_written(bench: Bench) -> None:
+    bench.put(bench.destination(0, 5), 0, 5)
+    bench.put(bench.destination(5, 7), 0, 7)
+    _, reader = bench.receipts(2)
+    assert reader.synced_rows == 12
+
+
+def test_a_retracted_request_starts_over(bench: Bench) -> None:
+    whole = bench.destination(0, 5)
+    bench.put(whole, 0, 3)
+    bench.put(whole, 0, 4, shift=1.0)
+    bench.put(whole, 4, 1, shift=1.0)
+    (receipt,), _ = bench.receipts(1)
+    assert (receipt.rows, receipt.chunks) == (5, 2)
+    assert receipt.checksum == shards.Shard(bench.path).checksum(0)
+    assert receipt.ids_hash == whole.ids_hash
+
+
+def test_rows_that_a_cache_skipped_are_counted_as_missing(bench: Bench) -> None:
+    bench.put(bench.destination(0, 5), 4, 1)
+    (receipt,), _ = bench.receipts(1)
+    assert (receipt.rows, receipt.cached_tokens) == (1, 4)
+
+
+def test_a_gap_between_chunks_fails_the_sample_by_name_and_the_thread_lives_on(bench: Bench) -> None:
+    bench.put(bench.destination(0, 5), 0, 2)
+    bench.put(bench.destination(0, 5), 3, 2)
+    bench.put(bench.destination(0, 5, attempt="2"), 0, 5)
+    bench.put(bench.destination(0, 5, attempt="3"), 0, 5)
+    receipts, _ = bench.receipts(3)
+    by_attempt = {wire.parse_rid(r.rid).attempt: r for r in receipts}
+    assert "rows 3.. arrived where row 2 was due" in by_attempt["1"].error
+    assert by_attempt["2"].error is None
+    assert by_attempt["3"].error is None
+
+
+def test_a_synced_file_takes_no_more_rows(bench: Bench) -> None:
+    bench.put(bench.destination(0, 5), 0, 5)
+    bench.put(bench.destination(5, 7), 0, 7)
+    bench.receipts(2)
+    before = bench.path.read_bytes()
+    bench.put(bench.destination(0, 5, attempt="late"), 0, 5, shift=9.0)
+    receipts, _ = bench.receipts(3)
+    assert "captured and synced before" in receipts[-1].error
+    assert bench.path.read_bytes() == before
+
+
+def test_memory_is_bounded_and_a_full_queue_makes_the_next_one_wait() -> None:
+    pool = BlockPool(total_bytes=3 << 10, block_bytes=1 << 10, pinned=False)
+    blocks = [pool.take() for _ in range(3)]
+    for block in blocks:
+        block.hold(2)
+    got = threading.Event()
+    threading.Thread(target=lambda: (pool.take(), got.set()), daemon=True).start()
+    assert not got.wait(0.2)
+    blocks[0].release()
+    assert not got.wait(0.2), "one of two users still reads the block"
+    blocks[0].release()
+    assert got.wait(5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"residual_layers": (1, 2)}, "residual_layers"),
+        ({"final_norm": "pre_norm"}, "final_norm"),
+        ({"stored_dtype": "bfloat16"}, "stored dtype"),
+    ],
+)
+def test_a_file_laid_out_for_another_capture_is_refused(tmp_path: Path, changes: dict, named: str) -> None:
+    with pytest.raises(UserError, match=f"laid out for {named}"):
+        Bench(tmp_path, **changes).destinations.open("shard.safetensors")
+
+
+def test_a_destination_outside_the_root_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    bench = Bench(tmp_path / "root")
+    (tmp_path / "outside.safetensors").write_bytes(bench.path.read_bytes())
+    with pytest.raises(UserError, match="lies outside"):
+        bench.destinations.open("../outside.safetensors")
+    with pytest.raises(UserError, match="the server sees no"):
+        bench.destinations.open("elsewhere.safetensors")
+
+
+def test_a_request_id_says_where_its_rows_go_and_others_are_not_ours() -> None:
+    destination = wire.Destination(file="a/b.safetensors", first_row=3, rows=7, ids_hash="0" * 16, attempt="x", kind=wire.PROBE)
+    assert wire.parse_rid(destination.rid) == destination
+    assert wire.parse_rid("6d1f0b8e") is None
+
+
+def test_a_receipt_that_is_not_whole_yet_waits(tmp_path: Path) -> None:
+    receipt = wire.Receipt(rid="r", rows=1, chunks=1, cached_tokens=0, ids_hash="h", checksum="c")
+    path, line = tmp_path / "r.jsonl", receipt.line()
+    reader = wire.ReceiptReader(path)
+    assert reader.new() == []
+    path.write_bytes(line[:10])
+    assert reader.new() == []
+    path.write_bytes(line + wire.synced_line(4) + json.dumps({"x": 1}).encode())
+    assert reader.new() == [receipt]
+    assert reader.synced_rows == 4

@@ -1,0 +1,204 @@
+"""Extraction against a stand-in for the server: what is sent when, what is refused, what is left behind."""
+
+import asyncio
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from aiohttp import web
+
+from draftstates import ids, shards, wire
+from draftstates.building import building_folder
+from draftstates.client import Client, Endpoint, Work
+from draftstates.errors import UserError
+from draftstates.extract import ExtractOptions, companions, extract_shard, read_tokens
+from draftstates.shards import CaptureSpec
+
+SPEC = CaptureSpec(
+    model="m",
+    model_digest="d",
+    compute_dtype="float32",
+    quantization=None,
+    stored_dtype="float32",
+    num_layers=4,
+    hidden_size=4,
+    residual_layers=(1, 2),
+    final_norm="post_norm",
+)
+
+
+class StandIn:
+    """Answers as the instrumented server does and writes receipts; `faults` change what it says of a sample, by its length."""
+
+    def __init__(self, root: Path, faults: dict[int, dict] | None = None) -> None:
+        self.root, self.faults = root, faults or {}
+        self.lengths: list[int] = []
+        self.in_flight = self.most_in_flight = 0
+
+    async def generate(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        rows = len(body["input_ids"])
+        self.lengths.append(rows)
+        self.in_flight += rows
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        await asyncio.sleep(0.01)
+        self.in_flight -= rows
+        fault = self.faults.get(rows, {})
+        if "status" in fault:
+            return web.Response(status=fault["status"], text="out of order")
+        destination = wire.parse_rid(body["rid"])
+        sent = {"rows": rows, "chunks": 1, "cached_tokens": 0, "ids_hash": destination.ids_hash, "checksum": "c"}
+        receipt = wire.Receipt(rid=body["rid"], **{**sent, **fault.get("receipt", {})})
+        path = self.root / destination.file
+        with open(wire.receipts_path(path), "ab") as file:
+            file.write(receipt.line() + wire.synced_line(shards.read_header(path).rows))
+        meta = {
+            "prompt_tokens": rows,
+            "cached_tokens": 0,
+            "output_top_logprobs": [[[-float(i), i, None] for i in range(5)]],
+            wire.ANSWER_KEY: [json.dumps({"plugin": "x"})],
+        }
+        return web.json_response({"meta_info": {**meta, **fault.get("meta", {})}})
+
+
+def with_server(stand_in: StandIn, action) -> object:
+    """Run `action(endpoint)` in a thread while the stand-in serves."""
+
+    async def go() -> object:
+        app = web.Application()
+        app.router.add_post("/generate", stand_in.generate)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = site._server.sockets[0].getsockname()[1]
+        endpoint = Endpoint(url=f"http://127.0.0.1:{port}", api_key=None, root=stand_in.root)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(None, action, endpoint)
+        finally:
+            await runner.cleanup()
+
+    return asyncio.run(go())
+
+
+def planned(folder: Path, lengths: list[int]) -> Path:
+    """A planned shard's tokens, in a file named by its id."""
+    samples = [np.full(n, n, dtype=np.int32) for n in lengths]
+    names = [ids.sample_id(s, np.ones(len(s))) for s in samples]
+    path = folder / f"{ids.shard_id(names)}.parquet"
+    masks = [np.ones(n, dtype=np.uint8) for n in lengths]
+    pq.write_table(pa.table({"sample_id": names, "input_ids": samples, "loss_mask": masks}), path)
+    return path
+
+
+def extract(tmp_path: Path, faults: dict[int, dict] | None = None, lengths: tuple = (3, 9, 6)) -> tuple[StandIn, Path]:
+    stand_in, path = StandIn(tmp_path, faults), planned(tmp_path, list(lengths))
+    tokens = read_tokens(path, shard_id=path.stem)
+    output = tmp_path / "shards" / f"{path.stem}.safetensors"
+    options = ExtractOptions(probe_minimum=1)
+
+    def action(endpoint: Endpoint) -> None:
+        extract_shard(tokens, spec=SPEC, endpoint=endpoint, engine="x", options=options, output=output)
+
+    try:
+        with_server(stand_in, action)
+    finally:
+        assert list((tmp_path / "shards" / ".building").iterdir()) == []
+    return stand_in, output
+
+
+def test_a_complete_shard_gets_its_name_with_receipts_and_probe_beside_it(tmp_path: Path) -> None:
+    stand_in, output = extract(tmp_path)
+    probe, receipts = companions(output)
+    said = json.loads(receipts.read_text())
+    assert [s["rows"] for s in said["samples"]] == [3, 9, 6]
+    assert len(said["probes"]) == 1
+    assert probe.exists()
+    assert shards.Shard(output).input_ids.tolist() == [3] * 3 + [9] * 9 + [6] * 6
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ({"receipt": {"rows": 1}, "meta": {"cached_tokens": 8}}, "1 of 9 rows captured: 8 came from a cache"),
+        ({"receipt": {"ids_hash": "0" * 16}}, "the rows are those of other ids"),
+        ({"receipt": {"error": "OSError: No space left on device"}}, "No space left on device"),
+        ({"meta": {"prompt_tokens": 10}}, "9 tokens sent, the server counted 10"),
+        ({"meta": {"cached_tokens": 2}}, "2 tokens came from a cache"),
+        ({"meta": {wire.ANSWER_KEY: None}}, "without the draftstates plug-in"),
+        ({"meta": {wire.ANSWER_KEY: [json.dumps({"plugin": "x", "error": "the server sees no file"})]}}, "the server sees no file"),
+        ({"status": 503}, "the server answered 503: out of order"),
+    ],
+)
+def test_a_sample_that_fails_is_tried_again_alone_then_named_and_nothing_is_left(tmp_path: Path, fault: dict, message: str) -> None:
+    name = ids.sample_id(np.full(9, 9, dtype=np.int32), np.ones(9))
+    with pytest.raises(UserError, match=message) as caught:
+        extract(tmp_path, {9: fault})
+    assert name in str(caught.value)
+    assert "exclude" in str(caught.value)
+    assert not [path for path in (tmp_path / "shards").iterdir() if path.is_file()]
+
+
+def test_tokens_in_flight_are_bounded_and_the_longest_go_first(tmp_path: Path) -> None:
+    stand_in = StandIn(tmp_path)
+    lengths = [5, 40, 10, 30, 20, 60, 7]
+    path = tmp_path / "s.safetensors"
+    shards.create(
+        path,
+        spec=SPEC,
+        shard_id="s",
+        sample_ids=[str(n) for n in lengths],
+        lengths=lengths,
+        input_ids=np.zeros(sum(lengths), np.int32),
+        loss_mask=np.ones(sum(lengths)),
+    )
+    starts = np.cumsum([0, *lengths])
+    work = [
+        Work(sample_id=str(n), shard=path, first_row=int(s), input_ids=np.zeros(n, np.int32)) for n, s in zip(lengths, starts, strict=False)
+    ]
+
+    def action(endpoint: Endpoint) -> tuple:
+        async def go() -> tuple:
+            async with Client(endpoint, tokens_in_flight=50) as client:
+                return await client.capture_all(work, retries=0)
+
+        return asyncio.run(go())
+
+    captured, refused = with_server(stand_in, action)
+    assert not refused
+    assert [len(c.work.input_ids) for c in captured] == lengths
+    assert stand_in.lengths[0] == 60, "longer than the limit: alone, and first"
+    assert stand_in.lengths[:4] == [60, 40, 30, 20]
+    assert stand_in.most_in_flight == 60
+
+
+def test_what_a_killed_attempt_left_is_cleared_and_what_is_in_work_is_not(tmp_path: Path) -> None:
+    left = tmp_path / ".building" / "abc-1"
+    left.mkdir(parents=True)
+    (left / "lock").touch()
+    (left / "shard.safetensors").write_bytes(b"x")
+    with building_folder(tmp_path, "abc") as first:
+        assert not left.exists()
+        with building_folder(tmp_path, "abc") as second:
+            assert first.exists()
+            assert first != second
+    assert list((tmp_path / ".building").iterdir()) == []
+
+
+def test_tokens_of_another_shard_are_refused(tmp_path: Path) -> None:
+    path = planned(tmp_path, [3])
+    with pytest.raises(UserError, match="expected the tokens of shard"):
+        read_tokens(path, shard_id="0" * 32)
+    with pytest.raises(UserError, match="cannot be read"):
+        read_tokens(tmp_path / "gone.parquet", shard_id="0" * 32)
+
+
+def test_a_full_disk_fails_before_the_first_request_and_leaves_nothing(tmp_path: Path) -> None:
+    huge = dataclasses.replace(SPEC, hidden_size=1 << 44)
+    with pytest.raises(UserError, match="no room for"):
+        shards.create(tmp_path / "s", spec=huge, shard_id="s", sample_ids=["a"], lengths=[4], input_ids=np.zeros(4), loss_mask=np.ones(4))
+    assert not (tmp_path / "s").exists()
