@@ -16,6 +16,7 @@ from draftstates.errors import UserError
 
 TOP_TOKENS = 5
 _RECEIPT_POLL_SECONDS = 0.02
+_SYNC_DEADLINE_SECONDS = 600.0  # after the last receipt; write-back began with the first row
 _RECEIPT_DEADLINE_SECONDS = 120.0  # after the answer; the rows are then at most one queue away from their file
 
 
@@ -193,10 +194,13 @@ class Client:
         Raises:
             UserError: it did not say so in time.
         """
-        deadline = time.monotonic() + self._seconds
-        while self._look(shard) is not None and self._receipts[shard][0].synced_rows != rows:
+        deadline = time.monotonic() + _SYNC_DEADLINE_SECONDS
+        while True:
+            self._look(shard)
+            if self._receipts[shard][0].synced_rows == rows:
+                return
             if time.monotonic() > deadline:
-                raise UserError(f"{shard}: the server did not report its {rows} rows as synced within {self._seconds:.0f} s")
+                raise UserError(f"{shard}: the server did not report its {rows} rows as synced within {_SYNC_DEADLINE_SECONDS:.0f} s")
             await asyncio.sleep(_RECEIPT_POLL_SECONDS)
 
 
