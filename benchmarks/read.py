@@ -14,11 +14,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+sys.path[0] = str(Path(__file__).parents[1] / "tests")  # not this folder: its tokenize.py would hide the standard one
 import numpy as np
-import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import synthetic
+import torch
 
 from draftstates.dataset import ShardDataset
 
