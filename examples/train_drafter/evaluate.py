@@ -43,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True, help="folder of a whole speculators export")
-    parser.add_argument("--tokens", type=int, default=1024, help="tokens a batch")
+    parser.add_argument("--tokens", type=int, required=True, help="tokens a batch")
     parser.add_argument("--train-data-ratio", type=float, required=True)
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
