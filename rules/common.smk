@@ -39,8 +39,10 @@ def source_files(wildcards):
 
 
 def tokenise_options(wildcards):
-    """What decides a source's tokens, of the configuration. As text in a fixed order, so that reordered keys change nothing."""
+    """What decides a source's tokens, of the configuration: as text in a fixed order, so that reordered keys change nothing."""
     options = {**config["data"], "sources": SOURCES[wildcards.source], "trust_remote_code": config["model"]["trust_remote_code"]}
+    if config["data"]["chat_template"]:
+        options["chat_template"] = Path(config["data"]["chat_template"]).read_text()
     return json.dumps(options, sort_keys=True)
 
 
