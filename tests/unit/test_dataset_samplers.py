@@ -61,6 +61,7 @@ def test_epochs_differ_and_repeat(kind: str) -> None:
     assert first == list(make())
     assert first != list(make(seed=1))
     other = make()
+    assert list(other) == first
     other.set_epoch(1)
     assert first != list(other)
 
