@@ -1,6 +1,7 @@
 # make demo   the whole workflow over a small real model, on the CPU
 # make test   all tests
 # make test-cluster   those on a real Slurm, which is installed for them where this is root on Debian
+# make test-exports   the exports by the trainers' own loaders, in an environment of their own
 # make lint   style of code and rules
 # Each sets up .venv by itself. Another Python than python3: make demo PYTHON=python3.12
 
@@ -12,7 +13,7 @@ DEMO_MODEL := models/SmolLM2-135M-Instruct
 
 export PATH := $(BIN):$(PATH)
 
-.PHONY: demo test test-cluster lint install
+.PHONY: demo test test-cluster test-exports lint install
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -27,6 +28,10 @@ test: $(INSTALLED) $(DEMO_MODEL)/config.json
 test-cluster: $(INSTALLED) $(DEMO_MODEL)/config.json
 	bash tests/cluster/install.sh
 	python -m pytest tests/cluster
+
+test-exports: $(INSTALLED)
+	bash tests/exports/make_environment.sh $(VENV) .venv-trainers
+	.venv-trainers/bin/python -m pytest tests/exports
 
 lint: $(INSTALLED)
 	ruff check .
