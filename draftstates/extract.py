@@ -56,13 +56,18 @@ def read_tokens(path: Path, *, shard_id: str) -> ShardTokens:
     Raises:
         UserError: the file is missing, unreadable, or not that shard's.
     """
+    again = "delete it and plan again: snakemake --forcerun plan"
     try:
         table = pq.read_table(path, columns=["sample_id", "input_ids", "loss_mask"])
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: tokens of shard {shard_id} cannot be read ({error}); plan again: snakemake --forcerun plan") from error
+        raise UserError(f"{path}: tokens of shard {shard_id} cannot be read ({error}); {again}") from error
     names = table["sample_id"].to_pylist()
     if ids.shard_id(names) != shard_id:
-        raise UserError(f"{path}: expected the tokens of shard {shard_id}, found those of {ids.shard_id(names)}")
+        raise UserError(f"{path}: expected the tokens of shard {shard_id}, found those of {ids.shard_id(names)}; {again}")
+    for name, sample, mask in zip(names, table["input_ids"], table["loss_mask"], strict=True):
+        found = ids.sample_id(sample.values.to_numpy(), mask.values.to_numpy())
+        if found != name:
+            raise UserError(f"{path}: the tokens of sample {name} are those of {found}: the file is damaged; {again}")
     column = table["input_ids"].combine_chunks()
     lengths = np.diff(column.offsets.to_numpy()).tolist()
     return ShardTokens(

@@ -90,7 +90,11 @@ def _read_verified(run: Path, plan: Mapping[str, Any], entry: Mapping[str, Any])
     }
     for name, expected in planned.items():
         if said[name] != expected:
-            raise UserError(f"{path}: expected {name} {expected}, found {said[name]}; verify the shard again")
+            raise UserError(
+                f"{path}: expected {name} {expected}, found {said[name]}; delete it and run again, and the shard is verified again"
+            )
+    if verify.sealed(found) != found:
+        raise UserError(f"{path}: changed since verification wrote it; delete it and run again, and the shard is verified again")
     _check_file(run / "shards" / f"{shard_id}.safetensors", found)
     return found
 

@@ -66,7 +66,9 @@ def read_index(path: Path) -> SourceIndex:
 
 
 def write_shard_tokens(index: SourceIndex, shard_of: np.ndarray, shard_ids: Sequence[str], *, folder: Path) -> int:
-    """Write `<shard id>.parquet` for each shard of a source that has none: the source's columns, and `source`.
+    """Write `<shard id>.parquet` for each shard of a source that has none like it: the source's columns, and `source`.
+
+    A shard's name says which samples it has, not where they stood: a file that names other rows or another source is written anew.
 
     Args:
         shard_of: shard of each sample, int [S]: ascending, -1 for a sample that is in none.
@@ -75,7 +77,11 @@ def write_shard_tokens(index: SourceIndex, shard_of: np.ndarray, shard_ids: Sequ
         the number of files written. A final name exists only when its file is complete.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    absent = np.array([not (folder / f"{name}.parquet").exists() for name in shard_ids] + [False])  # [-1]: in no shard
+    members = np.flatnonzero(shard_of >= 0)
+    ends = np.searchsorted(shard_of[members], np.arange(len(shard_ids) + 1))
+    parts = [members[first:end] for first, end in zip(ends, ends[1:], strict=False)]
+    current_files = [_is_current(folder / f"{name}.parquet", index, part) for name, part in zip(shard_ids, parts, strict=True)]
+    absent = ~np.array([*current_files, True])  # [-1]: in no shard
     written, current, writer = 0, -1, None
     partial = folder / f".{index.source}.{os.getpid()}.partial"
     try:
@@ -88,6 +94,17 @@ def write_shard_tokens(index: SourceIndex, shard_of: np.ndarray, shard_ids: Sequ
     finally:
         partial.unlink(missing_ok=True)
     return written
+
+
+def _is_current(path: Path, index: SourceIndex, members: np.ndarray) -> bool:
+    """Whether a shard's file holds these samples of the source, from the rows where they stand now."""
+    try:
+        table = pq.read_table(path, columns=["row", "sample_id", "source"])
+    except (OSError, ValueError, KeyError):
+        return False  # absent, cut short, or of another kind: written anew
+    rows, names = table["row"].to_numpy(), np.array(table["sample_id"].to_pylist(), dtype="S32")
+    same = len(rows) == len(members) and (rows == index.rows[members]).all() and (names == index.names[members]).all()
+    return bool(same) and set(table["source"].to_pylist()) == {index.source}
 
 
 def _close(writer: pq.ParquetWriter | None, partial: Path, folder: Path, shard_ids: Sequence[str], number: int) -> int:

@@ -58,24 +58,32 @@ def verify_shard(
     misaligned, share = _check_alignment(file, said["samples"], head=head, rounding=rounding)
     moved, typical = _check_prefixes(file, again, said["probes"], limits=Limits.of(rounding))
     _refuse(findings + misaligned + moved, shard)
-    return {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
-        "shard_id": shard_id,
-        "capture_key": plan["capture"]["key"],
-        "engine": said["engine"],
-        "bytes": file.header.size,
-        "checksum": checksum.result(),
-        "samples": [_verified(file, index, scan) for index, scan in enumerate(scans)],
-        "figures": {
-            "samples": len(file),
-            "tokens": file.header.rows,
-            "probes": len(again),
-            "probe_tokens": again.header.rows,
-            "alignment_share_of_limit": round(share, 4),
-            "prefix_distance": round(typical, 6),
-        },
-    }
+    return sealed(
+        {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "shard_id": shard_id,
+            "capture_key": plan["capture"]["key"],
+            "engine": said["engine"],
+            "bytes": file.header.size,
+            "checksum": checksum.result(),
+            "samples": [_verified(file, index, scan) for index, scan in enumerate(scans)],
+            "figures": {
+                "samples": len(file),
+                "tokens": file.header.rows,
+                "probes": len(again),
+                "probe_tokens": again.header.rows,
+                "alignment_share_of_limit": round(share, 4),
+                "prefix_distance": round(typical, 6),
+            },
+        }
+    )
+
+
+def sealed(found: dict[str, Any]) -> dict[str, Any]:
+    """What was found, with a digest of it all, so that a later change of the file is noticed."""
+    content = {name: value for name, value in found.items() if name != "digest"}
+    return {**content, "digest": xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())}
 
 
 def file_checksum(path: Path) -> str:

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from captured import Captured, capture, plan_of, tiny_model, write
 
-from draftstates import shards
+from draftstates import shards, verify
 from draftstates.errors import UserError
 from draftstates.manifest import write_manifest
 from draftstates.verify import verify_shard
@@ -63,11 +63,11 @@ class Run:
     def shard(self, source: str) -> Path:
         return self.run / "shards" / f"{self.captured[source].shard_id}.safetensors"
 
-    def change_verified(self, source: str, change: Callable[[dict[str, Any]], None]) -> None:
+    def change_verified(self, source: str, change: Callable[[dict[str, Any]], None], *, seal: bool = True) -> None:
         path = self.run / "verified" / f"{self.captured[source].shard_id}.json"
         found = json.loads(path.read_text())
         change(found)
-        path.write_text(json.dumps(found))
+        path.write_text(json.dumps(verify.sealed(found) if seal else found))
 
 
 def merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
@@ -141,6 +141,20 @@ def test_a_shard_that_is_gone_or_cut_short_after_verification_is_refused(run: Ru
 def test_another_shard_under_a_verified_name_is_refused(run: Run) -> None:
     run.shard("b").write_bytes(run.shard("a").read_bytes())
     assert "verified with bytes" in _refused(run)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda found: found.update(checksum="0" * 32),
+        lambda found: found["samples"][0].update(checksum="0" * 32),
+        lambda found: found["figures"].update(alignment_share_of_limit=0.0),
+        lambda found: found.pop("digest"),
+    ],
+)
+def test_what_was_verified_must_be_as_verification_wrote_it(run: Run, change: Callable[[dict[str, Any]], None]) -> None:
+    run.change_verified("a", change, seal=False)
+    assert "changed since verification wrote it" in _refused(run)
 
 
 @pytest.mark.parametrize(

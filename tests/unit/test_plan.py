@@ -292,3 +292,36 @@ def test_a_model_that_is_called_otherwise_keeps_its_captures(tmp_path: Path) -> 
     assert again["bytes_present"] > 0
     other = dataclasses.replace(SPEC, model="renamed", model_digest="content-2")
     assert make_plan([tmp_path / "tokens" / "a.parquet"], spec=other, results=tmp_path, options=OPTIONS)["run"] == other.run_name
+
+
+def test_tokens_of_a_shard_name_the_rows_and_the_source_where_its_samples_stand_now(tmp_path: Path) -> None:
+    """Rows before them, or another name of the source, change no shard; what says where a sample came from must follow."""
+    rows = _rows(60, seed=5)
+    first = make_plan([_source(tmp_path / "one", "chats", rows)], spec=SPEC, results=tmp_path / "results", options=OPTIONS)
+    moved = [row._replace(row=row.row + 3) for row in rows]
+    path = _source(tmp_path / "two", "talks", moved, rows_in=63, skipped={"broken_json": 3})
+    second = make_plan([path], spec=SPEC, results=tmp_path / "results", options=OPTIONS)
+    names = [entry["shard_id"] for entry in first["shards"]]
+    assert [entry["shard_id"] for entry in second["shards"]] == names
+    tables = [pq.read_table(tmp_path / "results/tokens/shards" / f"{name}.parquet") for name in names]
+    assert [row for table in tables for row in table["row"].to_pylist()] == [row.row for row in moved]
+    assert {source for table in tables for source in table["source"].to_pylist()} == {"talks"}
+
+
+def test_a_damaged_tokens_file_is_refused_at_capture_and_written_anew_by_the_plan(tmp_path: Path) -> None:
+    source = _source(tmp_path / "one", "chats", _rows(60, seed=6))
+    plan = make_plan([source], spec=SPEC, results=tmp_path / "results", options=OPTIONS)
+    name = plan["shards"][0]["shard_id"]
+    path = tmp_path / "results/tokens/shards" / f"{name}.parquet"
+    whole = path.read_bytes()
+    table = pq.read_table(path)
+    changed = table["input_ids"].to_pylist()
+    changed[2][0] += 1
+    pq.write_table(table.set_column(table.column_names.index("input_ids"), "input_ids", pa.array(changed, pa.list_(pa.int32()))), path)
+    with pytest.raises(UserError, match="the file is damaged; delete it and plan again"):
+        read_tokens(path, shard_id=name)
+    path.write_bytes(whole[:200])
+    with pytest.raises(UserError, match="delete it and plan again"):
+        read_tokens(path, shard_id=name)
+    make_plan([source], spec=SPEC, results=tmp_path / "results", options=OPTIONS)
+    assert read_tokens(path, shard_id=name).sample_ids
