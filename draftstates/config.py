@@ -49,7 +49,10 @@ def resolve(raw: Mapping[str, Any], *, origin: str) -> dict[str, Any]:
         UserError: names every key at fault with its path, such as `data.sources[0].nmae`.
     """
     schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
-    config = json.loads(json.dumps(raw))  # plain dicts and lists, whatever a YAML reader or Snakemake made of them
+    try:
+        config = json.loads(json.dumps(raw, allow_nan=False))  # plain dicts and lists, whatever a YAML reader or Snakemake made of them
+    except (TypeError, ValueError) as error:  # dates, sets, NaN, infinity
+        raise UserError(f"{origin}: expected text, numbers, lists and mappings: {error}") from error
     _read_numbers(config, schema)
     problems = sorted(_problems(config, schema))
     if problems:

@@ -1,5 +1,6 @@
 """The configuration: what is wrong is named with its path, defaults are filled in, presets and the default hold."""
 
+import datetime
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,9 @@ def test_every_default_in_the_schema_satisfies_the_schema() -> None:
     config.resolve(resolved, origin="defaults")
     schema = yaml.safe_load(config.SCHEMA.read_text())
     assert set(resolved) == set(schema["properties"])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), datetime.date(2026, 1, 1), {1, 2}])
+def test_what_is_no_text_number_list_or_mapping_is_refused(value: object) -> None:
+    with pytest.raises(UserError, match="expected text, numbers, lists and mappings"):
+        config.resolve({"data": {"max_skipped_fraction": value}}, origin="my.yaml")
