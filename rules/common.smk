@@ -56,7 +56,11 @@ def model_digest(wildcards):
 
 @functools.lru_cache(maxsize=1)
 def read_plan(path, modified):
-    return json.loads(Path(path).read_text())
+    try:
+        plan = json.loads(Path(path).read_text())
+        return {"run": plan["run"], "shards": plan["shards"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise WorkflowError(f"{path}: expected a plan ({type(error).__name__}: {error}); delete it and run again")
 
 
 def planned():
