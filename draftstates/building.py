@@ -64,3 +64,10 @@ def publish(source: Path, final: Path) -> None:
         os.close(descriptor)
     os.replace(source, final)
     sync_folder(final.parent)
+
+
+def publish_text(text: str, final: Path) -> None:
+    """Give `final` this content, whole or not at all."""
+    partial = final.with_name(f".{final.name}.partial")
+    partial.write_text(text)
+    publish(partial, final)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from draftstates import shards, verify
-from draftstates.building import publish
+from draftstates.building import publish, publish_text
 from draftstates.errors import UserError
 from draftstates.plan import check_accounting
 
@@ -61,9 +61,7 @@ def write_manifest(plan: Mapping[str, Any], *, tokens: Path, run: Path, manifest
         "checks": _checks(verified),
         "shards": [_shard(entry, found, run, manifest) for entry, found in zip(plan["shards"], verified, strict=True)],
     }
-    partial = manifest.with_name(f".{manifest.name}.partial")
-    partial.write_text(json.dumps(content, indent=1) + "\n")
-    publish(partial, manifest)
+    publish_text(json.dumps(content, indent=1) + "\n", manifest)
     return content
 
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from draftstates import config
-from draftstates.building import publish
+from draftstates.building import publish_text
 from draftstates.cli import run
 from draftstates.model import capture_spec, read_head, read_model
 from draftstates.plan import PlanOptions, make_plan
@@ -36,9 +36,7 @@ def main() -> None:
             **settings["checks"],
         ),
     )
-    partial = arguments.output.with_name(f".{arguments.output.name}.partial")
-    partial.write_text(json.dumps(plan, indent=1) + "\n")
-    publish(partial, arguments.output)
+    publish_text(json.dumps(plan, indent=1) + "\n", arguments.output)
     totals = plan["accounting"]["totals"]
     print(
         f"{totals['rows_in']:,} rows in, {totals['samples']:,} samples of {totals['tokens']:,} tokens in {len(plan['shards']):,} shards; "

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from draftstates import config
-from draftstates.building import publish
+from draftstates.building import publish_text
 from draftstates.cli import run
 from draftstates.errors import UserError
 from draftstates.server.command import attestation_path, server_settings
@@ -31,9 +31,7 @@ def main() -> None:
             raise UserError(f"{found}: the self-test left no attestation: {error.strerror}") from error
     if attestation["capture_key"] != spec.key:
         raise UserError(f"{found}: expected capture key {spec.key}, found {attestation['capture_key']}")
-    partial = arguments.output.with_suffix(".partial")
-    partial.write_text(json.dumps(attestation, indent=1))
-    publish(partial, arguments.output)
+    publish_text(json.dumps(attestation, indent=1), arguments.output)
 
 
 if __name__ == "__main__":

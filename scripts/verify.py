@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from draftstates.building import publish
+from draftstates.building import publish_text
 from draftstates.cli import run
 from draftstates.plan import read_plan
 from draftstates.verify import verify_shard
@@ -38,9 +38,7 @@ def main() -> None:
     )
     seconds = time.monotonic() - start
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    partial = arguments.output.with_name(f".{arguments.output.name}.partial")
-    partial.write_text(json.dumps(verified, indent=1) + "\n")
-    publish(partial, arguments.output)
+    publish_text(json.dumps(verified, indent=1) + "\n", arguments.output)
     print(f"{json.dumps(verified['figures'])}, {seconds:.1f} s, {verified['bytes'] / seconds / 1e9:.2f} GB/s", file=sys.stderr)
 
 

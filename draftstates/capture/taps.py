@@ -31,7 +31,6 @@ def text_model(model: torch.nn.Module) -> tuple[torch.nn.Module, torch.nn.Module
 class Taps:
     """What was read in the forward pass that is under way: r_k by k, each [tokens, H]."""
 
-    layers: tuple[int, ...]
     num_layers: int
     read: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
 
@@ -53,7 +52,7 @@ def install(model: torch.nn.Module, *, layers: tuple[int, ...], final_norm: str)
     inner = [k for k in layers if 0 < k < count]
     if inner:
         _ask_sglang(causal, stack, inner)
-    taps = Taps(layers=layers, num_layers=count)
+    taps = Taps(num_layers=count)
     for k in sorted({*layers} - {count}):
         stack.layers[k].register_forward_pre_hook(_entry_hook(taps, k, always=k == 0), with_kwargs=True)
     always = final_norm == "pre_norm" or count in layers
