@@ -17,7 +17,7 @@ from draftstates.capture.blocks import Block
 from draftstates.capture.files import DestinationFile, Destinations
 from draftstates.wire import Destination
 
-_MOST_UNFINISHED = 4096  # samples that a thread remembers; aborted requests never reach their last row
+_MOST_REMEMBERED = 4096  # samples that a thread remembers: unfinished, or finished and perhaps prefilled again
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,6 +51,7 @@ class _Progress:
         self.next = start
         self.rows = 0
         self.chunks = 0
+        self.finished = False
         self.error: str | None = None
         self.hidden, self.final, self.ids = xxhash.xxh3_64(), xxhash.xxh3_64(), xxhash.xxh3_64()
 
@@ -82,28 +83,30 @@ class Writers:
         rid = job.destination.rid
         if rid not in self._turn:
             self._turn[rid] = self._next = (self._next + 1) % len(self._queues)
-            while len(self._turn) > _MOST_UNFINISHED * len(self._queues):
+            while len(self._turn) > _MOST_REMEMBERED * len(self._queues):
                 self._turn.popitem(last=False)
         self._queues[self._turn[rid]].put(job)
 
     def _run(self, jobs: "queue.SimpleQueue[Job]") -> None:
-        unfinished: OrderedDict[str, _Progress] = OrderedDict()
+        samples: OrderedDict[str, _Progress] = OrderedDict()
         while True:
             job = jobs.get()
             try:
-                self._write(job, unfinished)
+                self._write(job, samples)
             except Exception as error:  # the sample must fail by name, and the thread must live on for the others
                 traceback.print_exc()
-                progress = unfinished.setdefault(job.destination.rid, _Progress(job.start))
+                progress = samples.setdefault(job.destination.rid, _Progress(job.start))
                 progress.error = f"{type(error).__name__}: {error}"
                 job.file.finish_sample(job.destination.first_row, progress.receipt(job.destination.rid))
             finally:
                 job.block.release()
 
-    def _write(self, job: Job, unfinished: OrderedDict[str, _Progress]) -> None:
+    def _write(self, job: Job, samples: OrderedDict[str, _Progress]) -> None:
         if job.ready is not None:
             job.ready.synchronize()
-        progress = _advance(job, unfinished)
+        progress = _advance(job, samples)
+        if progress.finished:  # retracted while it decoded and prefilled again: its rows and receipt stand
+            return
         hidden, final = memoryview(job.hidden.numpy()), memoryview(job.final.numpy())
         progress.hidden.update(hidden)
         progress.final.update(final)
@@ -114,19 +117,21 @@ class Writers:
         progress.rows += job.rows
         progress.next += job.rows
         if progress.next == job.destination.rows:
-            del unfinished[job.destination.rid]
+            progress.finished = True
             if job.file.finish_sample(job.destination.first_row, progress.receipt(job.destination.rid)):
                 self._destinations.sync_later(job.file)
 
 
-def _advance(job: Job, unfinished: OrderedDict[str, _Progress]) -> _Progress:
-    """The sample's progress, begun anew where the request was retracted and starts over."""
+def _advance(job: Job, samples: OrderedDict[str, _Progress]) -> _Progress:
+    """The sample's progress, begun anew where the request was retracted before its last row and starts over."""
     rid = job.destination.rid
-    progress = unfinished.get(rid)
+    progress = samples.get(rid)
+    if progress is not None and progress.finished:
+        return progress
     if progress is None or (job.start == 0 and progress.next != 0):
-        progress = unfinished[rid] = _Progress(job.start)
-        while len(unfinished) > _MOST_UNFINISHED:
-            unfinished.popitem(last=False)
+        progress = samples[rid] = _Progress(job.start)
+        while len(samples) > _MOST_REMEMBERED:
+            samples.popitem(last=False)
     if job.start != progress.next:
         raise RuntimeError(f"rows {job.start}.. arrived where row {progress.next} was due")
     progress.chunks += job.chunk_start

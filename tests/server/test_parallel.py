@@ -62,7 +62,9 @@ def check_retraction(running: Running) -> None:
         answers = list(pool.map(lambda body: post(running, body), bodies))
     assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0, answers
     time.sleep(0.5)
-    receipts = {wire.parse_rid(r.rid).rows: r for r in wire.ReceiptReader(wire.receipts_path(path)).new()}
+    found = wire.ReceiptReader(wire.receipts_path(path)).new()
+    assert len(found) == len(parts), found
+    receipts = {wire.parse_rid(r.rid).rows: r for r in found}
     shard = Shard(path)
     assert [receipts[len(part)].rows for part in parts] == [60, 61, 62, 63]
     assert [shard.checksum(i) for i in range(4)] == [receipts[len(part)].checksum for part in parts]

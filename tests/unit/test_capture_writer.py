@@ -116,6 +116,20 @@ def test_a_retracted_request_starts_over(bench: Bench) -> None:
     assert receipt.ids_hash == whole.ids_hash
 
 
+def test_a_request_prefilled_again_after_its_receipt_changes_neither_rows_nor_receipts(bench: Bench) -> None:
+    """Retraction while it decodes: the second prefill may come in chunks, the first of them within the sample."""
+    first, second = bench.destination(0, 5), bench.destination(5, 7)
+    bench.put(first, 0, 5)
+    bench.put(second, 0, 7)
+    whole, _ = bench.receipts(3)
+    before = bench.path.read_bytes()
+    bench.put(first, 0, 3, shift=1.0)
+    bench.put(second, 0, 7, shift=1.0)
+    again, _ = bench.receipts(3)
+    assert [(r.rows, r.error) for r in again] == [(r.rows, r.error) for r in whole]
+    assert bench.path.read_bytes() == before
+
+
 def test_rows_that_a_cache_skipped_are_counted_as_missing(bench: Bench) -> None:
     bench.put(bench.destination(0, 5), 4, 1)
     (receipt,), _ = bench.receipts(1)
