@@ -32,6 +32,7 @@ container: "envs/tools.sif"
 onstart:
     save_resolved(config)
     ask.start_run(config)
+    say_each_minute(RESULTS, logger.info)
 
 
 onsuccess:

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-_FOLDER = ".building"
+BUILDING = ".building"
 
 
 @contextlib.contextmanager
@@ -17,7 +17,7 @@ def building_folder(shards_folder: Path, shard_id: str) -> Iterator[Path]:
 
     A folder that a killed attempt left behind is removed here: its lock tells that nobody works in it.
     """
-    parent = shards_folder / _FOLDER
+    parent = shards_folder / BUILDING
     parent.mkdir(parents=True, exist_ok=True)
     for left in parent.glob(f"{shard_id}-*"):
         _remove_if_abandoned(left)

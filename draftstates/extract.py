@@ -3,9 +3,10 @@
 import asyncio
 import dataclasses
 import json
-import sys
 import time
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,12 @@ from draftstates.building import building_folder, publish
 from draftstates.client import Captured, Client, Endpoint, Work
 from draftstates.errors import UserError
 from draftstates.probes import choose_probes
+from draftstates.progress import Progress
+from draftstates.reuse import copy_captured
 from draftstates.shards import CaptureSpec
 
 RECEIPTS_FORMAT = "draftstates.receipts"
 RECEIPTS_VERSION = 1
-_PROGRESS_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,14 +82,25 @@ def read_tokens(path: Path, *, shard_id: str) -> ShardTokens:
 
 
 def extract_shard(
-    tokens: ShardTokens, *, spec: CaptureSpec, endpoint: Endpoint, engine: str, options: ExtractOptions, output: Path
+    tokens: ShardTokens,
+    *,
+    spec: CaptureSpec,
+    endpoint: Endpoint,
+    engine: str,
+    options: ExtractOptions,
+    output: Path,
+    planned: Collection[str],
 ) -> dict[str, float]:
-    """Capture one shard and give it its final name only when it is complete, synced and every sample has its receipt.
+    """Make one shard and give it its final name only when it is complete, synced and every sample has its receipt.
 
-    Beside `output` (`<shard id>.safetensors`) appear `<shard id>.probe.safetensors` and `<shard id>.receipts.json`.
+    Samples that verified shards outside the plan hold are copied, the others captured (see `reuse`).
+
+    Args:
+        output: `<run>/shards/<shard id>.safetensors`; beside it appear `<shard id>.probe.safetensors` and `<shard id>.receipts.json`.
+        planned: ids of all planned shards.
 
     Returns:
-        figures: tokens, probe tokens and seconds.
+        figures: captured and copied tokens, probe tokens and seconds.
 
     Raises:
         UserError: names each sample that could not be captured, and why.
@@ -98,24 +111,41 @@ def extract_shard(
         shard, probe = folder / "shard.safetensors", folder / "probe.safetensors"
         work, probes = lay_out(tokens, spec=spec, options=options, shard=shard, probe=probe)
         start = time.monotonic()
-        rows = {shard: len(tokens.input_ids), probe: _rows(probes)}
-        captured = asyncio.run(capture(work, endpoint=endpoint, options=options, rows=rows))
+        copied, engines = copy_captured(shard, run=output.parent.parent, planned=planned)
+        captured = _capture_others(work, copied, endpoint=endpoint, options=options, shard_id=tokens.shard_id)
         seconds = time.monotonic() - start
         receipts = folder / "receipts.json"
-        receipts.write_text(json.dumps(receipts_document(tokens, spec=spec, engine=engine, captured=captured, probes=probes), indent=1))
+        said = receipts_document(tokens, spec=spec, engines={engine, *engines}, captured=captured, probes=probes, copied=copied)
+        receipts.write_text(json.dumps(said, indent=1))
         publish(probe, probe_path)
         publish(receipts, receipts_file)
         publish(shard, output)  # last: a shard that has its name has all that belongs to it
-    return {"tokens": len(tokens.input_ids), "probe_tokens": _rows(probes), "seconds": round(seconds, 3)}
+    copied_tokens = sum(receipt["rows"] for receipt in copied.values())
+    return {
+        "captured_tokens": len(tokens.input_ids) - copied_tokens,
+        "copied_tokens": copied_tokens,
+        "probe_tokens": sum(rows for _, rows in probes),
+        "seconds": round(seconds, 3),
+    }
+
+
+def _capture_others(
+    work: list[Work], copied: Mapping[int, dict[str, Any]], *, endpoint: Endpoint, options: ExtractOptions, shard_id: str
+) -> list[Captured]:
+    """Capture the work that was not copied; the server is told of the rows that were, so that it knows when a file is full."""
+    shard, left = work[0].shard, [item for position, item in enumerate(work) if position not in copied]
+    copied_line = wire.copied_line(sum(receipt["rows"] for receipt in copied.values()))
+    wire.receipts_path(shard).write_bytes(copied_line)
+    files = {item.shard for item in left}  # not the shard, where all of it was copied
+    rows = {file: sum(len(item.input_ids) for item in work if item.shard == file) for file in files}
+    total = sum(len(item.input_ids) for item in left)
+    progress = Progress(shard.parent, shard_id=shard_id, total=total, server=endpoint.url)
+    return asyncio.run(capture(left, endpoint=endpoint, options=options, rows=rows, progress=progress.add))
 
 
 def companions(output: Path) -> tuple[Path, Path]:
     """The probe file and the receipts file of a shard."""
     return output.with_suffix(".probe.safetensors"), output.with_suffix(".receipts.json")
-
-
-def _rows(probes: list[tuple[int, int]]) -> int:
-    return sum(rows for _, rows in probes)
 
 
 def lay_out(
@@ -156,23 +186,28 @@ def lay_out(
     return work, probes
 
 
-async def capture(work: list[Work], *, endpoint: Endpoint, options: ExtractOptions, rows: dict[Path, int]) -> list[Captured]:
+async def capture(
+    work: list[Work],
+    *,
+    endpoint: Endpoint,
+    options: ExtractOptions,
+    rows: dict[Path, int],
+    progress: Callable[[int], None] = lambda tokens: None,
+) -> list[Captured]:
     """Send all work and wait until the server has synced every file.
 
     Args:
-        rows: each file's rows.
+        rows: each file's rows; progress: called with each finished sample's tokens.
 
     Raises:
         UserError: names each sample that could not be captured, and why.
     """
-    progress = _Progress(sum(len(item.input_ids) for item in work))
     async with Client(endpoint, tokens_in_flight=options.tokens_in_flight) as client:
-        captured, reasons = await client.capture_all(work, retries=options.retries, progress=progress.add)
+        captured, reasons = await client.capture_all(work, retries=options.retries, progress=progress)
         if reasons:
             raise UserError(_failure(work, reasons, options.retries))
         for path, count in rows.items():
             await client.synced(path, rows=count)
-    progress.line()
     return captured
 
 
@@ -190,39 +225,36 @@ def _failure(work: list[Work], reasons: dict[int, str], retries: int) -> str:
     )
 
 
-class _Progress:
-    """One line a minute: how far, how fast, how long still."""
-
-    def __init__(self, total: int) -> None:
-        self._total, self._done = total, 0
-        self._start = self._last = time.monotonic()
-
-    def add(self, tokens: int) -> None:
-        self._done += tokens
-        if time.monotonic() - self._last > _PROGRESS_SECONDS:
-            self.line()
-
-    def line(self) -> None:
-        self._last = time.monotonic()
-        rate = self._done / max(self._last - self._start, 1e-9)
-        left = (self._total - self._done) / rate if rate else float("inf")
-        print(f"{self._done:,} of {self._total:,} tokens, {rate:,.0f} tokens/s, {left:,.0f} s left", file=sys.stderr, flush=True)
-
-
 def receipts_document(
-    tokens: ShardTokens, *, spec: CaptureSpec, engine: str, captured: list[Captured], probes: list[tuple[int, int]]
+    tokens: ShardTokens,
+    *,
+    spec: CaptureSpec,
+    engines: set[str],
+    captured: list[Captured],
+    probes: list[tuple[int, int]],
+    copied: Mapping[int, dict[str, Any]] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The content of a shard's receipts file; `captured` in the order of `lay_out`'s work."""
-    whole, again = captured[: len(tokens.sample_ids)], captured[len(tokens.sample_ids) :]
+    """The content of a shard's receipts file.
+
+    Args:
+        engines: versions of the engines that captured the rows.
+        captured: in the order of `lay_out`'s work; copied: by position, receipts of the samples that are not among them.
+    """
+    done = iter(captured)
+    samples = [copied[position] if position in copied else _whole(next(done)) for position in range(len(tokens.sample_ids))]
     return {
         "format": RECEIPTS_FORMAT,
         "format_version": RECEIPTS_VERSION,
         "shard_id": tokens.shard_id,
         "capture_key": spec.key,
-        "engine": {"name": "sglang", "version": engine},
-        "samples": [{**_entry(item), "prompt_tokens": item.prompt_tokens, "top": item.top, "attempts": item.attempts} for item in whole],
-        "probes": [{**_entry(item), "position": position} for item, (position, _) in zip(again, probes, strict=True)],
+        "engine": {"name": "sglang", "version": ", ".join(sorted(engines))},
+        "samples": samples,
+        "probes": [{**_entry(item), "position": position} for item, (position, _) in zip(done, probes, strict=True)],
     }
+
+
+def _whole(item: Captured) -> dict:
+    return {**_entry(item), "prompt_tokens": item.prompt_tokens, "top": item.top, "attempts": item.attempts}
 
 
 def _entry(item: Captured) -> dict:

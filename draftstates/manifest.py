@@ -128,7 +128,7 @@ def _totals(plan: Mapping[str, Any], verified: list[dict[str, Any]]) -> dict[str
 def _capture(capture: Mapping[str, Any], verified: list[dict[str, Any]]) -> dict[str, Any]:
     """The fields that the key is made of, what they are called for people, and the engine."""
     engines = {found["engine"]["name"] for found in verified}
-    versions = {found["engine"]["version"] for found in verified}
+    versions = {version for found in verified for version in found["engine"]["version"].split(", ")}
     return {
         **capture,
         "revision": capture["model_digest"],

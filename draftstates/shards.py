@@ -292,10 +292,12 @@ class Shard:
     def checksum(self, index: int) -> str:
         """Checksum of sample `index` as it lies on the disk (see `sample_checksum`)."""
         first, end = self.rows(index)
-        parts = []
-        for begin, width in self.header.states().values():
-            parts.append(self._bytes[begin + first * width : begin + end * width])
-        return sample_checksum(*parts)
+        return sample_checksum(*(self.row_bytes(name, first, end) for name in self.header.states()))
+
+    def row_bytes(self, name: str, first: int, end: int) -> np.ndarray:
+        """The bytes of rows first:end of `hidden_states` or `final_hidden_state`, uint8, a view of the file."""
+        begin, width = self.header.states()[name]
+        return self._bytes[begin + first * width : begin + end * width]
 
 
 def _as_tensor(flat: np.ndarray, dtype: torch.dtype) -> torch.Tensor:

@@ -77,6 +77,11 @@ def synced_line(rows: int) -> bytes:
     return (json.dumps({"synced": rows}) + "\n").encode()
 
 
+def copied_line(rows: int) -> bytes:
+    """The client's word, before its first request, that so many rows of the shard are in their place already."""
+    return (json.dumps({"copied": rows}) + "\n").encode()
+
+
 def receipts_path(shard: Path) -> Path:
     """Where the receipts for a shard under construction are appended."""
     return shard.with_name(shard.name + RECEIPTS_SUFFIX)
@@ -88,9 +93,10 @@ class ReceiptReader:
     def __init__(self, path: Path) -> None:
         self._path, self._at, self._rest = path, 0, b""
         self.synced_rows = 0
+        self.copied_rows = 0
 
     def new(self) -> list[Receipt]:
-        """Receipts appended since the last call. `synced_rows` is updated on the way."""
+        """Receipts appended since the last call. `synced_rows` and `copied_rows` are updated on the way."""
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._at)
@@ -104,6 +110,8 @@ class ReceiptReader:
             entry = json.loads(line)
             if "synced" in entry:
                 self.synced_rows = entry["synced"]
+            elif "copied" in entry:
+                self.copied_rows = entry["copied"]
             else:
                 found.append(Receipt(**entry))
         return found

@@ -8,6 +8,7 @@ from pathlib import Path
 from draftstates import workflow as ask
 from draftstates.config import resolve, save_resolved
 from draftstates.errors import UserError
+from draftstates.progress import say_each_minute
 from snakemake.exceptions import WorkflowError
 
 try:

@@ -1,4 +1,4 @@
-"""Capture one shard: its samples' hidden states, through the leased server, into `--output` and its two companions."""
+"""Make one shard, through the leased server and from shards before it: `--output` and its two companions."""
 
 import argparse
 import json
@@ -7,6 +7,7 @@ from pathlib import Path
 from draftstates import config, extract
 from draftstates.cli import run
 from draftstates.client import Endpoint
+from draftstates.plan import read_plan
 from draftstates.server.command import server_settings
 from draftstates.server.engine import server_info
 from draftstates.server.lease import lease
@@ -44,6 +45,7 @@ def main() -> None:
             engine=server_info(address.url, api_key=address.api_key)["version"],
             options=options,
             output=arguments.output.resolve(),
+            planned=[shard["shard_id"] for shard in read_plan(arguments.plan)["shards"]],
         )
     print(json.dumps({"shard_id": tokens.shard_id, **figures}))
 

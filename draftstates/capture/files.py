@@ -30,7 +30,9 @@ class DestinationFile:
         self.rows = header.rows
         self._fd = os.open(path, os.O_WRONLY)
         self._receipts = os.open(wire.receipts_path(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._done: dict[int, int] = {}
+        before = wire.ReceiptReader(wire.receipts_path(path))
+        self._done = {wire.parse_rid(receipt.rid).first_row: receipt.rows for receipt in before.new()}
+        self._copied = before.copied_rows
         self._sealed = False
         self._lock = threading.Lock()
         weakref.finalize(self, _close, self._fd, self._receipts)
@@ -52,7 +54,7 @@ class DestinationFile:
         with self._lock:
             self._done[first_row] = receipt.rows
             os.write(self._receipts, receipt.line())
-            self._sealed = self._sealed or sum(self._done.values()) == self.rows
+            self._sealed = self._sealed or sum(self._done.values()) + self._copied == self.rows
             return self._sealed
 
     def sync(self) -> None:

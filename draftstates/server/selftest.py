@@ -88,7 +88,7 @@ def _pass(
     work, probes = lay_out(tokens, spec=spec, options=_OPTIONS, shard=shard, probe=probe, kind=wire.PROBE)
     rows = {shard: len(tokens.input_ids), probe: sum(count for _, count in probes)}
     captured = asyncio.run(capture(work, endpoint=endpoint, options=_OPTIONS, rows=rows))
-    receipts.write_text(json.dumps(receipts_document(tokens, spec=spec, engine=engine, captured=captured, probes=probes)))
+    receipts.write_text(json.dumps(receipts_document(tokens, spec=spec, engines={engine}, captured=captured, probes=probes)))
     hooks = _hook_distance(captured[: len(tokens.sample_ids)], spec=spec)
     verified = verify_shard(tokens.shard_id, plan=_plan(tokens, spec), model=model, shard=shard, probe=probe, receipts=receipts, threads=1)
     return Shard(shard), verified["figures"], hooks

@@ -105,6 +105,22 @@ def test_the_file_is_reported_as_synced_when_its_last_row_is_written(bench: Benc
     assert reader.synced_rows == 12
 
 
+def test_rows_that_the_client_copied_count_as_written(bench: Bench) -> None:
+    wire.receipts_path(bench.path).write_bytes(wire.copied_line(7))
+    bench.put(bench.destination(0, 5), 0, 5)
+    _, reader = bench.receipts(1)
+    assert (reader.copied_rows, reader.synced_rows) == (7, 12)
+
+
+def test_a_file_that_was_closed_in_between_still_knows_what_it_holds(bench: Bench) -> None:
+    bench.put(bench.destination(0, 5), 0, 5)
+    bench.receipts(1)
+    bench.destinations._open.clear()
+    bench.put(bench.destination(5, 7), 0, 7)
+    _, reader = bench.receipts(2)
+    assert reader.synced_rows == 12
+
+
 def test_a_retracted_request_starts_over(bench: Bench) -> None:
     whole = bench.destination(0, 5)
     bench.put(whole, 0, 3)

@@ -17,6 +17,7 @@ from draftstates.client import Client, Endpoint, Work
 from draftstates.errors import UserError
 from draftstates.extract import ExtractOptions, companions, extract_shard, read_tokens
 from draftstates.shards import CaptureSpec
+from draftstates.verify import sealed
 
 SPEC = CaptureSpec(
     model="m",
@@ -51,7 +52,9 @@ class StandIn:
         if "status" in fault:
             return web.Response(status=fault["status"], text="out of order")
         destination = wire.parse_rid(body["rid"])
-        sent = {"rows": rows, "chunks": 1, "cached_tokens": 0, "ids_hash": destination.ids_hash, "checksum": "c"}
+        shard = shards.Shard(self.root / destination.file)
+        checksum = shard.checksum(shard.offsets.tolist().index(destination.first_row))
+        sent = {"rows": rows, "chunks": 1, "cached_tokens": 0, "ids_hash": destination.ids_hash, "checksum": checksum}
         receipt = wire.Receipt(rid=body["rid"], **{**sent, **fault.get("receipt", {})})
         path = self.root / destination.file
         with open(wire.receipts_path(path), "ab") as file:
@@ -85,24 +88,24 @@ def with_server(stand_in: StandIn, action) -> object:
     return asyncio.run(go())
 
 
-def planned(folder: Path, lengths: list[int]) -> Path:
-    """A planned shard's tokens, in a file named by its id."""
+def planned(folder: Path, lengths: list[int], *, target: int = 1) -> Path:
+    """A planned shard's tokens, in a file named by its id; the mask's values are all `target`."""
     samples = [np.full(n, n, dtype=np.int32) for n in lengths]
-    names = [ids.sample_id(s, np.ones(len(s))) for s in samples]
+    masks = [np.full(n, target, dtype=np.uint8) for n in lengths]
+    names = [ids.sample_id(s, mask) for s, mask in zip(samples, masks, strict=True)]
     path = folder / f"{ids.shard_id(names)}.parquet"
-    masks = [np.ones(n, dtype=np.uint8) for n in lengths]
     pq.write_table(pa.table({"sample_id": names, "input_ids": samples, "loss_mask": masks}), path)
     return path
 
 
-def extract(tmp_path: Path, faults: dict[int, dict] | None = None, lengths: tuple = (3, 9, 6)) -> tuple[StandIn, Path]:
-    stand_in, path = StandIn(tmp_path, faults), planned(tmp_path, list(lengths))
+def extract(tmp_path: Path, faults: dict[int, dict] | None = None, lengths: tuple = (3, 9, 6), *, target: int = 1) -> tuple[StandIn, Path]:
+    stand_in, path = StandIn(tmp_path, faults), planned(tmp_path, list(lengths), target=target)
     tokens = read_tokens(path, shard_id=path.stem)
     output = tmp_path / "shards" / f"{path.stem}.safetensors"
     options = ExtractOptions(probe_minimum=1)
 
     def action(endpoint: Endpoint) -> None:
-        extract_shard(tokens, spec=SPEC, endpoint=endpoint, engine="x", options=options, output=output)
+        extract_shard(tokens, spec=SPEC, endpoint=endpoint, engine="x", options=options, output=output, planned=[])
 
     try:
         with_server(stand_in, action)
@@ -141,6 +144,39 @@ def test_a_sample_that_fails_is_tried_again_alone_then_named_and_nothing_is_left
     assert name in str(caught.value)
     assert "exclude" in str(caught.value)
     assert not [path for path in (tmp_path / "shards").iterdir() if path.is_file()]
+
+
+def mark_verified(output: Path) -> None:
+    """What verification would say of a shard."""
+    said = json.loads(companions(output)[1].read_text())
+    folder = output.parent.parent / "verified"
+    folder.mkdir()
+    found = {"bytes": output.stat().st_size, "samples": [{"checksum": sample["checksum"]} for sample in said["samples"]]}
+    (folder / f"{output.stem}.json").write_text(json.dumps(sealed(found)))
+
+
+def test_one_sample_more_costs_that_sample_and_the_probes(tmp_path: Path) -> None:
+    _, output = extract(tmp_path)
+    mark_verified(output)
+    stand_in, new = extract(tmp_path, lengths=(3, 20, 9, 6))
+    said = json.loads(companions(new)[1].read_text())
+    probe = [entry["rows"] for entry in said["probes"]]
+    assert sorted(stand_in.lengths) == sorted([20, *probe])
+    assert [(s["rows"], s.get("copied_from")) for s in said["samples"]] == [
+        (3, output.stem),
+        (20, None),
+        (9, output.stem),
+        (6, output.stem),
+    ]
+    assert [s["first_row"] for s in said["samples"]] == [0, 3, 23, 32]
+
+
+def test_another_mask_costs_the_probes_alone(tmp_path: Path) -> None:
+    _, output = extract(tmp_path)
+    mark_verified(output)
+    stand_in, new = extract(tmp_path, target=0)
+    assert new != output
+    assert stand_in.lengths == [entry["rows"] for entry in json.loads(companions(new)[1].read_text())["probes"]]
 
 
 def test_tokens_in_flight_are_bounded_and_the_longest_go_first(tmp_path: Path) -> None:

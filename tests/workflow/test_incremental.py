@@ -6,11 +6,13 @@ Counted are the extracting jobs that Snakemake starts, in runs of the whole work
 import contextlib
 import json
 import os
+import re
 import shutil
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from changes import NO_CHANGES, append_rows, edit_row, insert_row, remove_row
 from server_harness import Running, serve, spec_for
@@ -59,16 +61,32 @@ def planned_shards(workspace: Workspace) -> list[str]:
     return [shard["shard_id"] for shard in workspace.plan()["shards"] if shard["source"] == "one"]
 
 
+def sample_lengths(workspace: Workspace) -> dict[str, int]:
+    """Tokens of each sample of the source `one`, by its name."""
+    table = pq.read_table(workspace.results / "tokens" / "one.parquet", columns=["sample_id", "input_ids"])
+    return {name: len(ids) for name, ids in zip(table["sample_id"].to_pylist(), table["input_ids"], strict=True)}
+
+
+def captured_tokens(workspace: Workspace, shard_ids: set[str]) -> int:
+    """Tokens of these shards that the server computed, prefixes apart."""
+    logs = workspace.results / "logs" / workspace.plan()["run"] / "extract"
+    return sum(json.loads((logs / f"{name}.log").read_text().splitlines()[-1])["captured_tokens"] for name in shard_ids)
+
+
 def test_changed_rows_capture_their_own_shards_and_undoing_it_all_is_free(real: Workspace) -> None:
-    """One change after another, each counted by itself."""
+    """One change after another, each counted by itself; of a stale shard only the samples that no shard before it holds are computed."""
     rows = real.rows()
     first = before = planned_shards(real)
+    seen = sample_lengths(real)
     for change in (edit_row, insert_row, remove_row):
         change(real)
-        extracted, after = real.run().extracted, planned_shards(real)
+        extracted, after, lengths = real.run().extracted, planned_shards(real), sample_lengths(real)
         assert 1 <= extracted <= 2, f"{change.__name__}: {extracted} captured"
         assert extracted == len(set(after) - set(before)), change.__name__
-        before = after
+        new = sum(length for name, length in lengths.items() if name not in seen)
+        assert captured_tokens(real, set(after) - set(before)) == new, change.__name__
+        assert (new == 0) == (change is remove_row)
+        before, seen = after, {**seen, **lengths}
     append_rows(real)
     extracted, after = real.run().extracted, planned_shards(real)
     assert after[: len(before) - 1] == before[:-1], "rows appended move a shard before the last"
@@ -104,8 +122,10 @@ def test_other_layers_are_captured_under_another_key_and_going_back_is_free(real
 def test_one_shard_deleted_is_one_capture(real: Workspace) -> None:
     shards = real.shards()
     shards[2].unlink()
+    real.edit("draftstates/progress.py", "_SAY_SECONDS = 60.0", "_SAY_SECONDS = 0.05")
     run = real.run()
     assert (run.extracted, run.jobs("server")) == (1, 0)
+    assert re.search(rf"shard {shards[2].stem}: [\d,]+ of [\d,]+ tokens", run.output), "the run says how far it is"
     assert real.shards() == shards
 
 

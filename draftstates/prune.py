@@ -1,0 +1,65 @@
+"""Which shards nothing lists any more, and their removal."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+from draftstates import manifest
+from draftstates.errors import UserError
+from draftstates.plan import read_plan
+
+_PARTS = (".safetensors", ".probe.safetensors", ".receipts.json")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Unlisted:
+    """A shard that is in no manifest: its files, the first to go first, and their bytes."""
+
+    run: str
+    shard_id: str
+    files: list[Path]
+    bytes: int
+
+
+def unlisted(results: Path) -> list[Unlisted]:
+    """Shards below `results` that neither the manifest of their run lists nor the present plan asks for.
+
+    Raises:
+        UserError: a manifest or the plan is there but cannot be read: then nothing may be removed.
+    """
+    plan_file = results / "plan.json"
+    plan = read_plan(plan_file) if plan_file.exists() else {"run": None, "shards": []}
+    planned = {(plan["run"], shard["shard_id"]) for shard in plan["shards"]}
+    found = []
+    for folder in sorted(results.glob("*/shards")):
+        run = folder.parent
+        if run.name == "tokens":
+            continue
+        listed = _listed(run / "manifest.json")
+        names = {path.name.split(".")[0] for path in folder.iterdir() if path.name.endswith(_PARTS)}
+        for name in sorted(names - listed):
+            if (run.name, name) not in planned:
+                # what vouches for the shard goes first: an interruption leaves nothing that is believed without its states
+                files = [run / "verified" / f"{name}.json", *(folder / f"{name}{part}" for part in reversed(_PARTS))]
+                there = [file for file in files if file.exists()]
+                found.append(Unlisted(run=run.name, shard_id=name, files=there, bytes=sum(file.stat().st_size for file in there)))
+    return found
+
+
+def _listed(path: Path) -> set[str]:
+    if not path.exists():
+        return set()
+    try:
+        content = json.loads(path.read_bytes())
+        if (content["format"], content["format_version"]) != (manifest.FORMAT, manifest.FORMAT_VERSION):
+            raise ValueError(f"found {content['format']} {content['format_version']}")
+        return {shard["shard_id"] for shard in content["shards"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        expected = f"{manifest.FORMAT} {manifest.FORMAT_VERSION}"
+        raise UserError(f"{path}: expected {expected}, found {type(error).__name__}: {error}; nothing is removed") from error
+
+
+def remove(shards: list[Unlisted]) -> None:
+    for shard in shards:
+        for file in shard.files:
+            file.unlink(missing_ok=True)

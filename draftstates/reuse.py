@@ -1,0 +1,109 @@
+"""Rows that are on the disk already: copied out of verified shards of the same capture key rather than captured again.
+
+A new shard differs from one before it by a few samples as a rule. The others are copied with their receipts; each is held to the
+checksum that verification found, and the new shard is verified as any other, with prefixes captured anew.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from draftstates import ids, verify
+from draftstates.errors import UserError
+from draftstates.shards import Shard, sample_checksum
+
+
+def copy_captured(shard: Path, *, run: Path, planned: Collection[str]) -> tuple[dict[int, dict[str, Any]], set[str]]:
+    """Fill a laid-out shard, as far as verified shards outside the plan hold the rows of the same ids.
+
+    Shards of the plan are not looked at: each sample is in one of them alone. What cannot be used is said on stderr and left to capture.
+
+    Args:
+        run: the capture's folder, with `shards/` and `verified/`.
+        planned: ids of the planned shards.
+
+    Returns:
+        the copied samples' receipts by position in the shard, and the versions of the engines that captured them. The rows are synced.
+    """
+    target = Shard(shard)
+    wanted: dict[tuple[str, int], list[int]] = {}
+    for index in range(len(target)):
+        first, end = target.rows(index)
+        wanted.setdefault((ids.ids_hash(target.input_ids[first:end]), end - first), []).append(index)
+    copied: dict[int, dict[str, Any]] = {}
+    engines: set[str] = set()
+    descriptor = os.open(shard, os.O_WRONLY)
+    try:
+        for shard_id in _outside(run, planned):
+            if not wanted:
+                break
+            for index, receipt, engine in _matches(run, shard_id, target, wanted, descriptor):
+                copied[index] = receipt
+                engines.add(engine)
+        os.fsync(descriptor)  # before a server on another node opens the file
+    finally:
+        os.close(descriptor)
+    return copied, engines
+
+
+def _outside(run: Path, planned: Collection[str]) -> list[str]:
+    """Verified shards that are not in the plan."""
+    folder = run / "verified"
+    return sorted({path.stem for path in folder.glob("*.json")} - set(planned)) if folder.is_dir() else []
+
+
+def _matches(
+    run: Path, shard_id: str, target: Shard, wanted: dict[tuple[str, int], list[int]], descriptor: int
+) -> Iterator[tuple[int, dict[str, Any], str]]:
+    """Copy what one verified shard has of the wanted samples, and take it off `wanted`."""
+    try:
+        source, checksums, said = _open(run, shard_id, capture_key=target.header.metadata["capture_key"])
+        receipts, engine = said["samples"], said["engine"]["version"]
+        for number, (receipt, checksum) in enumerate(zip(receipts, checksums, strict=True)):
+            for index in list(wanted.get((receipt["ids_hash"], receipt["rows"]), [])):
+                if _copy(source, number, target, index, descriptor, checksum=checksum, receipt=receipt):
+                    wanted[receipt["ids_hash"], receipt["rows"]].remove(index)
+                    moved = {"sample_id": target.header.sample_ids[index], "first_row": target.rows(index)[0], "copied_from": shard_id}
+                    yield index, {**receipt, **moved}, engine
+        for key in [key for key, left in wanted.items() if not left]:
+            del wanted[key]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, UserError) as error:
+        print(f"nothing more is copied from shard {shard_id}: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+def _open(run: Path, shard_id: str, *, capture_key: str) -> tuple[Shard, list[str], dict[str, Any]]:
+    """A verified shard, the checksum of each of its samples as verification found it, and its receipts."""
+    verified = json.loads((run / "verified" / f"{shard_id}.json").read_bytes())
+    if verify.sealed(verified) != verified:
+        raise UserError("what verification found of it was changed since")
+    source = Shard(run / "shards" / f"{shard_id}.safetensors")
+    found = (source.header.metadata["capture_key"], source.header.metadata["shard_id"], source.header.size)
+    expected = (capture_key, shard_id, verified["bytes"])
+    if found != expected:
+        raise UserError(f"expected capture key, shard id and bytes {expected}, found {found}")
+    said = json.loads((run / "shards" / f"{shard_id}.receipts.json").read_bytes())
+    return source, [sample["checksum"] for sample in verified["samples"]], said
+
+
+def _copy(source: Shard, number: int, target: Shard, index: int, descriptor: int, *, checksum: str, receipt: dict[str, Any]) -> bool:
+    """Copy one sample's rows; False where its ids or bytes are not what they should be."""
+    (begin, end), (first, stop) = source.rows(number), target.rows(index)
+    if end - begin != stop - first or (source.input_ids[begin:end] != target.input_ids[first:stop]).any():
+        return False
+    rows = [source.row_bytes(tensor, begin, end) for tensor in source.header.states()]
+    found = sample_checksum(*rows)
+    if not found == checksum == receipt["checksum"]:
+        print(
+            f"sample {receipt['sample_id']} is captured again: in shard {source.path} expected checksum {checksum}, found {found}",
+            file=sys.stderr,
+        )
+        return False
+    for (start, width), data in zip(target.header.states().values(), rows, strict=True):
+        at, left = start + first * width, memoryview(data)
+        while left:
+            written = os.pwrite(descriptor, left, at)
+            at, left = at + written, left[written:]
+    return True

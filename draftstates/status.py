@@ -1,0 +1,140 @@
+"""What a run is doing, read from its files alone: from another terminal, and from any node that sees the results folder."""
+
+import dataclasses
+import shutil
+import time
+from pathlib import Path
+
+from rich.console import Group
+from rich.table import Table
+
+from draftstates.plan import read_plan
+from draftstates.progress import Running, running
+
+_SILENT_SECONDS = 300.0  # longer than a sample takes; then a running extraction is shown as silent
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Status:
+    """A look at a run.
+
+    Attributes:
+        planned, captured, verified: numbers of shards.
+        running: extractions under way; failed: the error, by shard id, of those that ended without their shard and were not begun again.
+        tokens, captured_tokens: of all planned shards, and of those that are captured.
+        disk_free: bytes.
+    """
+
+    run: str
+    planned: int
+    captured: int
+    verified: int
+    running: list[Running]
+    failed: dict[str, str]
+    tokens: int
+    captured_tokens: int
+    disk_free: int
+    at: float
+
+    @property
+    def done_tokens(self) -> int:
+        """Tokens captured up to now, those of unfinished shards included."""
+        return self.captured_tokens + sum(each.done for each in self.running)
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of the extractions under way, from their own beginnings."""
+        return sum(each.rate for each in self.running)
+
+
+def look(results: Path) -> Status:
+    """Read a run's state.
+
+    Raises:
+        UserError: there is no plan yet, or it is none.
+    """
+    plan = read_plan(results / "plan.json")
+    run, now = results / plan["run"], time.time()
+    present = {path.stem for path in (run / "shards").glob("*.safetensors")}
+    verified = {path.stem for path in (run / "verified").glob("*.json")}
+    ids = {shard["shard_id"]: shard["tokens"] for shard in plan["shards"]}
+    under_way = [each for each in running(run) if each.shard_id in ids and each.shard_id not in present]
+    busy = {each.shard_id for each in under_way}
+    failed = {name: why for name in ids if name not in present | busy and (why := _why(results, plan["run"], name))}
+    return Status(
+        run=plan["run"],
+        planned=len(ids),
+        captured=len(ids.keys() & present),
+        verified=len(ids.keys() & verified),
+        running=under_way,
+        failed=failed,
+        tokens=sum(ids.values()),
+        captured_tokens=sum(tokens for name, tokens in ids.items() if name in present),
+        disk_free=shutil.disk_usage(results).free,
+        at=now,
+    )
+
+
+def _why(results: Path, run: str, shard_id: str) -> str:
+    """The error that an extraction left in its log, or nothing."""
+    try:
+        lines = (results / "logs" / run / "extract" / f"{shard_id}.log").read_text(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line for line in lines if line.startswith("error: ")), "")
+
+
+def view(status: Status, before: Status | None = None) -> Group:
+    """Tables for a terminal.
+
+    Args:
+        before: an earlier look: the rate is then that of the time between, not that since each extraction's beginning.
+    """
+    return Group(_totals(status, before), *([_running(status)] if status.running else []), *([_failed(status)] if status.failed else []))
+
+
+def _totals(status: Status, before: Status | None) -> Table:
+    rate = status.rate
+    if before is not None and status.at > before.at and status.done_tokens >= before.done_tokens:
+        rate = (status.done_tokens - before.done_tokens) / (status.at - before.at)
+    left = (status.tokens - status.done_tokens) / rate if rate > 0 else None
+    table = Table(title=status.run)
+    for name in ("shards", "captured", "verified", "running", "failed", "tokens", "tokens/s", "time left", "disk left"):
+        table.add_column(name, justify="right")
+    table.add_row(
+        f"{status.planned:,}",
+        f"{status.captured:,}",
+        f"{status.verified:,}",
+        f"{len(status.running):,}",
+        f"{len(status.failed):,}",
+        f"{status.done_tokens:,} of {status.tokens:,}",
+        f"{rate:,.0f}",
+        "-" if left is None else f"{int(left) // 3600}:{int(left) // 60 % 60:02}:{int(left) % 60:02}",
+        f"{status.disk_free / 2**30:,.1f} GiB",
+    )
+    return table
+
+
+def _running(status: Status) -> Table:
+    table = Table(title="running")
+    for name in ("server", "shard", "tokens", "tokens/s", "last news"):
+        table.add_column(name, justify="left" if name in ("server", "shard") else "right")
+    servers: dict[str, list[Running]] = {}
+    for each in status.running:
+        servers.setdefault(each.server, []).append(each)
+    for server, extractions in sorted(servers.items()):
+        for each in extractions:
+            age = status.at - each.updated
+            news = f"{age:,.0f} s ago" + (", silent" if age > _SILENT_SECONDS else "")
+            table.add_row(server, each.shard_id, f"{each.done:,} of {each.total:,}", f"{each.rate:,.0f}", news)
+        table.add_row(server, "all of it", "", f"{sum(each.rate for each in extractions):,.0f}", "", style="bold")
+    return table
+
+
+def _failed(status: Status) -> Table:
+    table = Table(title="failed, not yet captured again")
+    table.add_column("shard")
+    table.add_column("error")
+    for name, why in status.failed.items():
+        table.add_row(name, why)
+    return table

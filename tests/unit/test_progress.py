@@ -1,0 +1,98 @@
+"""A run says what it is doing, from files alone."""
+
+import io
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from draftstates import plan as planning
+from draftstates import progress
+from draftstates.errors import UserError
+from draftstates.progress import Progress, Running, running
+from draftstates.status import look, view
+
+ONE, TWO, THREE, FOUR = (digit * 32 for digit in "abcd")
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """Four planned shards: the first verified, the second captured, the third under way, the fourth failed."""
+    run = tmp_path / "m-12345678"
+    for folder in (run / "shards", run / "verified", tmp_path / "logs" / run.name / "extract"):
+        folder.mkdir(parents=True)
+    shards = [{"shard_id": name, "tokens": 100} for name in (ONE, TWO, THREE, FOUR)]
+    document = {"format": planning.FORMAT, "format_version": planning.FORMAT_VERSION, "run": run.name, "shards": shards}
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    for name in (ONE, TWO):
+        (run / "shards" / f"{name}.safetensors").touch()
+        (run / "shards" / f"{name}.probe.safetensors").touch()
+    (run / "verified" / f"{ONE}.json").touch()
+    (tmp_path / "logs" / run.name / "extract" / f"{FOUR}.log").write_text("waiting\nerror: 1 samples could not be captured\n  x: y\n")
+    folder = run / "shards" / ".building" / f"{THREE}-1"
+    folder.mkdir(parents=True)
+    Progress(folder, shard_id=THREE, total=100, server="http://a:1")
+    return tmp_path
+
+
+def test_a_look_tells_captured_running_and_failed_apart(results: Path) -> None:
+    status = look(results)
+    assert (status.planned, status.captured, status.verified) == (4, 2, 1)
+    assert [each.shard_id for each in status.running] == [THREE]
+    assert status.failed == {FOUR: "error: 1 samples could not be captured"}
+    assert (status.done_tokens, status.tokens) == (200, 400)
+
+
+def test_a_failed_shard_that_is_captured_again_is_no_longer_failed(results: Path) -> None:
+    folder = results / "m-12345678" / "shards" / ".building" / f"{FOUR}-1"
+    folder.mkdir()
+    Progress(folder, shard_id=FOUR, total=100, server="http://a:1")
+    assert look(results).failed == {}
+
+
+def test_the_tables_have_the_rate_of_each_server_and_the_time_left(results: Path) -> None:
+    folder = results / "m-12345678" / "shards" / ".building" / f"{THREE}-1"
+    now = time.time()
+    entry = Running(shard_id=THREE, done=50, total=100, started=now - 10, updated=now, server="http://a:1")
+    (folder / "progress.json").write_text(json.dumps(entry.__dict__))
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(view(look(results)))
+    text = console.export_text()
+    assert "250 of 400" in text
+    assert "0:00:30" in text, "150 tokens at 5 a second"
+    assert "http://a:1" in text
+    assert "1 samples could not be captured" in text
+
+
+def test_an_extraction_without_news_is_shown_as_silent(results: Path) -> None:
+    folder = results / "m-12345678" / "shards" / ".building" / f"{THREE}-1"
+    entry = Running(shard_id=THREE, done=50, total=100, started=0, updated=10, server="http://a:1")
+    (folder / "progress.json").write_text(json.dumps(entry.__dict__))
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(view(look(results)))
+    assert "silent" in console.export_text()
+
+
+def test_without_a_plan_the_error_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="expected a plan"):
+        look(tmp_path)
+
+
+def test_a_progress_file_that_is_cut_short_or_gone_is_passed_over(results: Path) -> None:
+    run = results / "m-12345678"
+    (run / "shards" / ".building" / f"{THREE}-1" / "progress.json").write_text('{"shard_id": "x"')
+    assert running(run) == []
+
+
+def test_each_running_extraction_gets_a_line_when_it_has_news(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_SAY_SECONDS", 0.02)
+    monkeypatch.setattr(progress, "_WRITE_SECONDS", 0.0)
+    said: list[str] = []
+    heard = threading.Event()
+    progress.say_each_minute(results, lambda line: (said.append(line), heard.set()))
+    assert heard.wait(5)
+    time.sleep(0.2)
+    assert said == [f"shard {THREE}: 0 of 100 tokens, 0 tokens/s, no sample finished yet"], "no news, no line"

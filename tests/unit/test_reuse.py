@@ -1,0 +1,158 @@
+"""Never compute twice: rows of verified shards are copied into a new one; what is not exactly as verified is left to capture."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from captured import Captured, Files, capture, tiny_model, write
+
+from draftstates import ids, shards
+from draftstates.reuse import copy_captured
+from draftstates.verify import verify_shard
+
+NEW = np.arange(20, 33, dtype=np.int32)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def captured(model: Path) -> Captured:
+    return capture(model)
+
+
+@pytest.fixture
+def old(captured: Captured, tmp_path: Path) -> Files:
+    """A verified shard below `tmp_path`, a run's folder."""
+    files = write(captured, tmp_path / "shards")
+    (tmp_path / "verified").mkdir()
+    verify(files, tmp_path)
+    return files
+
+
+def verify(files: Files, run: Path) -> None:
+    found = verify_shard(
+        files.shard_id, plan=files.plan, model=files.model, shard=files.shard, probe=files.probe, receipts=files.receipts, threads=1
+    )
+    (run / "verified" / f"{files.shard_id}.json").write_text(json.dumps(found))
+
+
+def lay_out(path: Path, captured: Captured, tokens: list, masks: list, **changes: object) -> shards.Shard:
+    names = [ids.sample_id(t, m) for t, m in zip(tokens, masks, strict=True)]
+    shards.create(
+        path,
+        spec=dataclasses.replace(captured.spec, **changes),
+        shard_id=ids.shard_id(names),
+        sample_ids=names,
+        lengths=[len(t) for t in tokens],
+        input_ids=np.concatenate(tokens),
+        loss_mask=np.concatenate(masks),
+    )
+    return shards.Shard(path)
+
+
+def successor(captured: Captured, folder: Path, **changes: object) -> shards.Shard:
+    """The same samples without the third, in another order, and a new one in the middle."""
+    tokens, masks = captured.tokens[::-1], captured.masks[::-1]
+    tokens[-3], masks[-3] = NEW, np.ones(len(NEW), dtype=np.uint8)
+    return lay_out(folder / "new.safetensors", captured, tokens, masks, **changes)
+
+
+def test_all_samples_but_the_new_one_are_copied_with_their_receipts(captured: Captured, old: Files, tmp_path: Path) -> None:
+    new = successor(captured, tmp_path)
+    copied, engines = copy_captured(new.path, run=tmp_path, planned=[])
+    count = len(captured.tokens)
+    assert sorted(copied) == [index for index in range(count) if index != count - 3]
+    assert engines == {json.loads(old.receipts.read_text())["engine"]["version"]}
+    before, after = shards.Shard(old.shard), shards.Shard(new.path)
+    for index, receipt in copied.items():
+        assert after.checksum(index) == receipt["checksum"] == before.checksum(count - 1 - index)
+        assert receipt["first_row"] == after.rows(index)[0]
+        assert receipt["sample_id"] == after.header.sample_ids[index]
+        assert receipt["copied_from"] == old.shard_id
+    first, end = after.rows(count - 3)
+    assert not after.states("hidden_states", first, end).any(), "the new sample's rows are not touched"
+
+
+def test_another_mask_of_the_same_tokens_is_copied_too(captured: Captured, old: Files, tmp_path: Path) -> None:
+    new = lay_out(tmp_path / "new", captured, captured.tokens, [1 - mask for mask in captured.masks])
+    copied, _ = copy_captured(new.path, run=tmp_path, planned=[])
+    assert len(copied) == len(captured.tokens)
+    assert not set(new.header.sample_ids) & set(captured.names)
+
+
+def test_a_planned_shard_is_not_looked_at(captured: Captured, old: Files, tmp_path: Path) -> None:
+    assert copy_captured(successor(captured, tmp_path).path, run=tmp_path, planned=[old.shard_id])[0] == {}
+
+
+def test_states_of_another_capture_are_not_copied(captured: Captured, old: Files, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    new = successor(captured, tmp_path, model_digest="of other weights")
+    assert copy_captured(new.path, run=tmp_path, planned=[])[0] == {}
+    assert "expected capture key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tensor", ["hidden_states", "final_hidden_state"])
+def test_a_sample_with_a_flipped_bit_is_left_to_capture(
+    captured: Captured, old: Files, tmp_path: Path, capsys: pytest.CaptureFixture, tensor: str
+) -> None:
+    begin, width = shards.read_header(old.shard).states()[tensor]
+    at = begin + shards.Shard(old.shard).rows(4)[0] * width
+    data = bytearray(old.shard.read_bytes())
+    data[at] ^= 1
+    old.shard.write_bytes(data)
+    new = successor(captured, tmp_path)
+    copied, _ = copy_captured(new.path, run=tmp_path, planned=[])
+    missing = set(range(len(new))) - set(copied)
+    assert missing == {len(new) - 3, len(new) - 1 - 4}
+    assert f"sample {captured.names[4]} is captured again" in capsys.readouterr().err
+
+
+def test_the_same_hash_of_other_ids_is_not_taken_for_the_same_ids(captured: Captured, old: Files, tmp_path: Path) -> None:
+    stranger = captured.tokens[4].copy()
+    stranger[0] += 1
+    old.change_receipts(lambda said: said["samples"][4].update(ids_hash=ids.ids_hash(stranger)))
+    new = lay_out(tmp_path / "new", captured, [stranger], [captured.masks[4]])
+    assert copy_captured(new.path, run=tmp_path, planned=[])[0] == {}
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def claim(path: Path) -> None:
+    """Verification never said this."""
+    found = json.loads(path.read_text())
+    found["samples"][0]["checksum"] = "0" * 32
+    path.write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize(
+    ("part", "damage"),
+    [
+        ("shard", Path.unlink),
+        ("shard", cut),
+        ("receipts", Path.unlink),
+        ("receipts", cut),
+        ("receipts", lambda path: path.write_text("[]")),
+        ("receipts", lambda path: path.write_text('{"samples": [{}], "engine": {"version": "x"}}')),
+        ("verified", claim),
+        ("verified", lambda path: path.write_text("{}")),
+        ("verified", lambda path: path.write_bytes(b"\xff\x00")),
+    ],
+)
+def test_of_a_shard_that_is_damaged_nothing_is_copied_and_the_reason_is_said(
+    captured: Captured, old: Files, tmp_path: Path, capsys: pytest.CaptureFixture, part: str, damage: Callable[[Path], None]
+) -> None:
+    damage({"shard": old.shard, "receipts": old.receipts, "verified": tmp_path / "verified" / f"{old.shard_id}.json"}[part])
+    assert copy_captured(successor(captured, tmp_path).path, run=tmp_path, planned=[])[0] == {}
+    assert f"copied from shard {old.shard_id}" in capsys.readouterr().err
+
+
+def test_a_shard_that_was_never_verified_is_not_looked_at(captured: Captured, old: Files, tmp_path: Path) -> None:
+    (tmp_path / "verified" / f"{old.shard_id}.json").unlink()
+    assert copy_captured(successor(captured, tmp_path).path, run=tmp_path, planned=[])[0] == {}
