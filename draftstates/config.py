@@ -75,6 +75,19 @@ def save_resolved(config: Mapping[str, Any]) -> None:
     partial.rename(path)
 
 
+def check_results(config: Mapping[str, Any]) -> None:
+    """See that the results can be written, before Snakemake stumbles over it.
+
+    Raises:
+        UserError: what stands in the way.
+    """
+    folder = Path(config["results"]).absolute()
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"results: {config['results']} cannot be written: {folder} is no folder that this user may write to")
+
+
 def resolved_path(config: Mapping[str, Any]) -> Path:
     """Where a resolved configuration lies: its name is a hash of its content, so it never changes under a running job."""
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()

@@ -154,6 +154,7 @@ class ShardDataset(Dataset):
         if self._slots == list(range(len(captured))):
             self._slots = None
         index = read_index(self.path.with_name("samples.parquet"), [shard["shard_id"] for shard in self.shards])
+        _check_totals(self.path, document.get("totals", {}), index)
         self.index: Index = _split(index, split, validation_fraction, split_seed)
         self._verify = verify
         self._open: OrderedDict[int, ShardReader] = OrderedDict()
@@ -208,7 +209,11 @@ class ShardDataset(Dataset):
         shard = self._open.pop(number, None)
         if shard is None:
             entry = self.shards[number]
-            shard = open_shard(self.path.parent / entry["path"], compact=self.storage is not None)
+            path = self.path.parent / entry["path"]
+            try:
+                shard = open_shard(path, compact=self.storage is not None)
+            except OSError as error:
+                raise UserError(f"{path}: {self.path} lists this shard, but it cannot be read: {error.strerror}") from error
             found = shard.metadata["shard_id"], shard.metadata["capture_key"]
             if found != (entry["shard_id"], self.capture["key"]):
                 raise UserError(f"{shard.path}: expected shard {entry['shard_id']} of capture {self.capture['key']}, found {found}")
@@ -216,6 +221,14 @@ class ShardDataset(Dataset):
                 self._open.popitem(last=False)
         self._open[number] = shard
         return shard
+
+
+def _check_totals(path: Path, totals: Mapping[str, object], index: Index) -> None:
+    """A table that is not the manifest's own would train on other samples than the manifest says, and nobody would notice."""
+    counted = {"samples": len(index.tokens), "tokens": int(index.tokens.sum()), "supervised_tokens": int(index.supervised.sum())}
+    for name, found in counted.items():
+        if totals.get(name) != found:
+            raise UserError(f"{path}: {totals.get(name)} {name}, but samples.parquet beside it has {found}: delete both and run again")
 
 
 def _check_model(path: Path, capture: Mapping[str, object], model: str | None) -> None:

@@ -24,12 +24,21 @@ def check_room(shard_ids: Sequence[str], sizes: Sequence[int], *, run: Path, bud
     there = {path.name.removesuffix(".safetensors") for path in (run / "shards").glob("*.safetensors")}
     present = sum(size for name, size in zip(shard_ids, sizes, strict=True) if name in there)
     needed, total = sum(sizes) - present, sum(sizes)
-    free = shutil.disk_usage(_existing(run)).free
     if budget is not None and total > budget:
         raise UserError(f"max_bytes: the shards take {total:,} bytes ({len(sizes):,} shards), allowed are {budget:,}")
+    return {"bytes_needed": needed, "bytes_present": present, "disk_free": check_free(run, needed)}
+
+
+def check_free(folder: Path, needed: int) -> int:
+    """Bytes that are free on the disk of a folder, which need not be there yet.
+
+    Raises:
+        UserError: fewer than needed, with the numbers.
+    """
+    free = shutil.disk_usage(_existing(folder)).free
     if needed > free:
-        raise UserError(f"{run}: the shards that are missing take {needed:,} bytes, the disk has {free:,} free")
-    return {"bytes_needed": needed, "bytes_present": present, "disk_free": free}
+        raise UserError(f"{folder}: the shards that are missing take {needed:,} bytes, the disk has {free:,} free")
+    return free
 
 
 def _existing(folder: Path) -> Path:

@@ -22,6 +22,7 @@ from draftstates.shards import Shard
 FORMAT = "draftstates.verified"
 FORMAT_VERSION = 1
 _RECEIPTS = ("draftstates.receipts", 1)
+_AGAIN = "delete the shard and run again to capture it anew"
 _TOP_TOKENS = 5
 _SHOWN = 20
 _READ_BYTES = 1 << 22
@@ -44,7 +45,7 @@ def verify_shard(
         UserError: names each sample at fault, the check that it failed, and what to do.
     """
     entry = _planned(plan, shard_id)
-    file, again, said = Shard(shard), Shard(probe), _read_receipts(receipts)
+    file, again, said = _open(shard), _open(probe), _read_receipts(receipts)
     torch.set_num_threads(threads)
     with ThreadPoolExecutor(threads) as pool:
         checksum: Future[str] = pool.submit(file_checksum, shard)
@@ -102,15 +103,25 @@ def _planned(plan: Mapping[str, Any], shard_id: str) -> Mapping[str, Any]:
     raise UserError(f"shard {shard_id} is not in the plan")
 
 
+def _open(path: Path) -> Shard:
+    try:
+        return Shard(path)
+    except (OSError, UserError) as error:
+        what = f"{path}: cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
+        raise UserError(f"{what}; {_AGAIN}") from error
+
+
 def _read_receipts(path: Path) -> dict[str, Any]:
     try:
         said = json.loads(path.read_bytes())
         found = (said["format"], said["format_version"])
-        said["samples"], said["probes"], said["engine"], said["shard_id"], said["capture_key"]  # noqa: B018 (all must be there)
+        said["engine"], said["shard_id"], said["capture_key"]  # noqa: B018 (all must be there)
+        for receipt in (*said["samples"], *said["probes"]):
+            receipt["sample_id"]  # noqa: B018
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: expected a shard's receipts: {type(error).__name__}: {error}") from error
+        raise UserError(f"{path}: expected a shard's receipts: {type(error).__name__}: {error}; {_AGAIN}") from error
     if found != _RECEIPTS:
-        raise UserError(f"{path}: expected {_RECEIPTS[0]} version {_RECEIPTS[1]}, found {found[0]} {found[1]}")
+        raise UserError(f"{path}: expected {_RECEIPTS[0]} version {_RECEIPTS[1]}, found {found[0]} {found[1]}; {_AGAIN}")
     return said
 
 

@@ -6,13 +6,14 @@ import os
 from pathlib import Path
 
 from draftstates import workflow as ask
-from draftstates.config import resolve, save_resolved
+from draftstates.config import check_results, resolve, save_resolved
 from draftstates.errors import UserError
 from draftstates.progress import say_each_minute
 from snakemake.exceptions import WorkflowError
 
 try:
     config = resolve(config, origin=" ".join(map(str, workflow.overwrite_configfiles)) or "config.yaml")
+    check_results(config)
 except UserError as error:
     raise WorkflowError(str(error)) from None
 

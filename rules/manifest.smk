@@ -13,6 +13,8 @@ OUTPUTS:
 rule manifest:
     """
     List the verified shards and their samples, and close the accounts: every row of every source is kept, skipped or failed.
+
+    The manifest of before is gone when this begins. Snakemake could bring it back after a failure, but would then take it for the new one.
     """
     input:
         plan=PLAN,

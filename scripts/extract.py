@@ -8,10 +8,11 @@ from draftstates import config, extract
 from draftstates.cli import run
 from draftstates.client import Endpoint
 from draftstates.plan import read_plan
+from draftstates.room import check_free
 from draftstates.server.command import server_settings
 from draftstates.server.engine import server_info
 from draftstates.server.lease import lease
-from draftstates.shards import CaptureSpec
+from draftstates.shards import CaptureSpec, shard_bytes
 
 
 def main() -> None:
@@ -31,6 +32,7 @@ def main() -> None:
         probe_fraction=settings["checks"]["probe_fraction"],
         probe_minimum=settings["checks"]["probe_minimum"],
     )
+    check_free(arguments.output.parent, shard_bytes(spec=spec, samples=len(tokens.sample_ids), tokens=len(tokens.input_ids)))
     with lease(server_settings(settings, spec=spec, plan=arguments.plan)) as address:
         endpoint = Endpoint(
             url=address.url,

@@ -8,9 +8,11 @@ from draftstates import config
 from draftstates.building import publish_text
 from draftstates.cli import run
 from draftstates.errors import UserError
+from draftstates.plan import read_plan
+from draftstates.room import check_free
 from draftstates.server.command import attestation_path, server_settings
 from draftstates.server.lease import lease
-from draftstates.shards import CaptureSpec
+from draftstates.shards import CaptureSpec, shard_bytes
 
 
 def main() -> None:
@@ -22,6 +24,7 @@ def main() -> None:
 
     settings = config.load(arguments.config)
     spec = CaptureSpec.from_plan(arguments.plan)
+    check_missing_shards(arguments.plan, spec=spec, run_folder=arguments.output.parent)
     found = attestation_path(settings)
     found.parent.mkdir(parents=True, exist_ok=True)
     with lease(server_settings(settings, spec=spec, plan=arguments.plan)):
@@ -32,6 +35,13 @@ def main() -> None:
     if attestation["capture_key"] != spec.key:
         raise UserError(f"{found}: expected capture key {spec.key}, found {attestation['capture_key']}")
     publish_text(json.dumps(attestation, indent=1), arguments.output)
+
+
+def check_missing_shards(plan: Path, *, spec: CaptureSpec, run_folder: Path) -> None:
+    """See once more that the disk has room: the plan may be of yesterday, and a server takes minutes of all GPUs to start."""
+    there = {path.stem for path in (run_folder / "shards").glob("*.safetensors")}
+    missing = [shard for shard in read_plan(plan)["shards"] if shard["shard_id"] not in there]
+    check_free(run_folder, sum(shard_bytes(spec=spec, samples=shard["samples"], tokens=shard["tokens"]) for shard in missing))
 
 
 if __name__ == "__main__":

@@ -111,7 +111,9 @@ def write_manifest(folder: Path, contents: Sequence[Sequence[dict[str, torch.Ten
                 }
             )
     capture = {**dataclasses.asdict(spec), "key": spec.key}
-    document = {"format": "draftstates.manifest", "format_version": 1, "capture": capture, "shards": entries}
+    tokens, supervised = sum(row["tokens"] for row in rows), sum(row["supervised"] for row in rows)
+    totals = {"samples": len(rows), "tokens": tokens, "supervised_tokens": supervised}
+    document = {"format": "draftstates.manifest", "format_version": 1, "capture": capture, "totals": totals, "shards": entries}
     (folder / "manifest.json").write_text(json.dumps(document))
     pq.write_table(pa.Table.from_pylist(rows), folder / "samples.parquet")
     return Synthetic(path=folder / "manifest.json", spec=spec, samples=samples)

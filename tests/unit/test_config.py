@@ -147,3 +147,12 @@ def test_every_default_in_the_schema_satisfies_the_schema() -> None:
 def test_what_is_no_text_number_list_or_mapping_is_refused(value: object) -> None:
     with pytest.raises(UserError, match="expected text, numbers, lists and mappings"):
         config.resolve({"data": {"max_skipped_fraction": value}}, origin="my.yaml")
+
+
+@pytest.mark.parametrize("results", ["file", "file/results", "broken", "broken/results"])
+def test_results_that_cannot_be_written_are_named(tmp_path: Path, results: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "broken").symlink_to("nowhere")
+    with pytest.raises(UserError, match=f"results: .*{results} cannot be written"):
+        config.check_results({"results": str(tmp_path / results)})
+    config.check_results({"results": str(tmp_path / "new" / "results")})

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -161,11 +162,28 @@ def test_a_shard_of_another_capture_is_refused(tmp_path: Path) -> None:
         ShardDataset(manifest.path)[0]
 
 
+@pytest.mark.parametrize("change", [lambda rows: rows[:-1], lambda rows: [{**rows[0], "supervised": 0}, *rows[1:]]])
+def test_a_table_that_is_not_the_manifests_is_refused(manifest: Synthetic, change: Callable[[list], list]) -> None:
+    table = manifest.path.with_name("samples.parquet")
+    pq.write_table(pa.Table.from_pylist(change(pq.read_table(table).to_pylist())), table)
+    with pytest.raises(UserError, match="but samples.parquet beside it has"):
+        ShardDataset(manifest.path)
+
+
+def test_a_shard_that_is_gone_is_named(manifest: Synthetic) -> None:
+    dataset = ShardDataset(manifest.path)
+    gone = next((manifest.path.parent / "shards").iterdir())
+    gone.unlink()
+    with pytest.raises(UserError, match=f"{gone.name}: .*lists this shard, but it cannot be read: No such file"):
+        [dataset[i] for i in range(len(dataset))]
+
+
 def test_a_sample_of_another_length_is_refused(tmp_path: Path) -> None:
     manifest = small(tmp_path)
     table = pq.read_table(tmp_path / "samples.parquet")
     tokens = table["tokens"].to_pylist()
     tokens[1] += 1
+    tokens[2] -= 1
     pq.write_table(table.set_column(table.schema.get_field_index("tokens"), "tokens", pa.array(tokens)), tmp_path / "samples.parquet")
     with pytest.raises(UserError, match="has 8 rows, the manifest says 9"):
         ShardDataset(manifest.path)[1]

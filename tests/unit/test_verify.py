@@ -204,7 +204,9 @@ def test_rows_moved_after_capture_are_caught_by_checksum(model: Path, tmp_path: 
 def test_a_file_cut_short_is_refused(model: Path, tmp_path: Path, kept: int) -> None:
     files = write(capture(model), tmp_path)
     files.shard.write_bytes(files.shard.read_bytes()[:kept])
-    assert str(files.shard) in _refused(files)
+    message = _refused(files)
+    assert str(files.shard) in message
+    assert "delete the shard and run again" in message
 
 
 @pytest.mark.parametrize("tensor", ["input_ids", "loss_mask"])
@@ -257,6 +259,8 @@ def test_a_receipt_that_disagrees_is_caught_by_the_check_of_that_field(
         (lambda said: said.update(shard_id="x"), "counts: expected shard_id"),
         (lambda said: said.update(format_version=2), "expected draftstates.receipts version 1, found draftstates.receipts 2"),
         (lambda said: said.pop("probes"), "expected a shard's receipts: KeyError: 'probes'"),
+        (lambda said: said.update(samples=[1, 2]), "expected a shard's receipts: TypeError"),
+        (lambda said: said.update(samples={"a": 1}), "expected a shard's receipts: TypeError"),
         (lambda said: said["probes"][0].update(position=11), "prefix: expected"),
         (lambda said: said["probes"][1].update(cached_tokens=2), "cached tokens: cached_tokens: expected 0, the receipt says 2"),
     ],
