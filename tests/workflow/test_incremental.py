@@ -8,6 +8,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,6 +96,12 @@ def test_changed_rows_capture_their_own_shards_and_undoing_it_all_is_free(real: 
     real.write_rows(rows)
     assert real.run().extracted == 0, "everything undone"
     assert planned_shards(real) == first
+    planned = {shard["shard_id"] for shard in real.plan()["shards"]}
+    assert {shard.stem for shard in real.shards()} > planned
+    prune = [sys.executable, "scripts/prune.py", "--results", str(real.results), "--delete"]
+    subprocess.run(prune, cwd=real.folder, env={**os.environ, "PYTHONPATH": str(real.folder)}, check=True)
+    assert {shard.stem for shard in real.shards()} == planned, "the stale shards are gone and no other"
+    assert real.run().nothing_to_be_done
 
 
 def test_what_does_not_decide_the_numbers_captures_nothing(real: Workspace) -> None:

@@ -1,0 +1,141 @@
+"""The whole `snakemake` run against plain prefill of the same tokens: what the machine does between shards counts too.
+
+    python benchmarks/workflow.py --model models/SmolLM2-135M-Instruct --dtype float32 --mix 20-400x100 \
+        --min-bytes 1MiB --max-bytes 4MiB --work results/bench-run
+
+A source of random tokens is written and planned. Then, with the workflow's own server and one without the plug-in both up, each
+repeat sends the tokens to the bare one (`plain`) and runs `snakemake` from the plan to the manifest into fresh results (`workflow`):
+extraction, verification, manifest, and Snakemake itself, without tokenising and without the server's start. Prints a JSON line each.
+"""
+
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path[0] = str(REPOSITORY / "tests" / "server")  # not this folder: its tokenize.py would hide the standard one
+sys.path.insert(1, str(REPOSITORY / "benchmarks"))
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import yaml
+from capture import Mix, bench_spec, plain
+from server_harness import CPU_FLAGS, serve
+
+from draftstates.plan import read_plan
+
+
+class Run:
+    """A working folder with the configuration, and Snakemake run in the repository for it."""
+
+    def __init__(self, arguments: argparse.Namespace, flags: list[str]) -> None:
+        self.folder, self.arguments = arguments.work.resolve(), arguments
+        self.results = self.folder / "results"
+        self.folder.mkdir(parents=True)
+        self.config = self.folder / "config.yaml"
+        self.config.write_text(
+            yaml.safe_dump(
+                {
+                    "data": {
+                        "sources": [{"name": "random", "files": [str(self.folder / "tokens.jsonl")], "format": "tokens"}],
+                        "max_tokens": 40000,
+                    },
+                    "model": {"path": str(arguments.model.resolve())},
+                    "capture": {"compute_dtype": arguments.dtype, "stored_dtype": arguments.dtype},
+                    "shards": {"min_bytes": arguments.min_bytes, "max_bytes": arguments.max_bytes},
+                    "server": {"args": flags, "queue_bytes": arguments.queue_bytes, "idle_seconds": 900},
+                    "results": str(self.results),
+                }
+            )
+        )
+
+    def snakemake(self, *more: str) -> float:
+        """Seconds that a run of Snakemake took; what it prints goes to snakemake.log."""
+        command = [sys.executable, "-m", "snakemake", "--cores", str(self.arguments.cores), "--configfile", str(self.config)]
+        streams = ["--resources", f"streams={self.arguments.streams}"]
+        start = time.perf_counter()
+        with open(self.folder / "snakemake.log", "ab") as log:
+            subprocess.run([*command, *streams, *more], cwd=REPOSITORY, stdout=log, stderr=log, check=True)
+        return time.perf_counter() - start
+
+    @contextlib.contextmanager
+    def server(self) -> Iterator[None]:
+        """The workflow's own server, up and tested."""
+        (resolved,) = (self.results / "config").glob("*.yaml")
+        command = [sys.executable, "scripts/serve.py", "--config", str(resolved), "--plan", str(self.results / "plan.json")]
+        environment = {name: value for name, value in os.environ.items() if name != "DRAFTSTATES_OWNER"}
+        with open(self.folder / "serve.log", "ab") as log:
+            process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log, env=environment)
+        try:
+            while not (self.results / ".server" / "address.json").exists():
+                if process.poll() is not None:
+                    raise SystemExit(f"the server did not start: {self.folder / 'serve.log'}")
+                time.sleep(0.5)
+            yield
+        finally:
+            process.terminate()
+            process.wait()
+
+    def forget(self) -> None:
+        """Remove what was captured and verified."""
+        shutil.rmtree(self.results / read_plan(self.results / "plan.json")["run"], ignore_errors=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="with weights and a tokenizer")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--mix", type=Mix.parse, default=Mix(200, 4000, 1024), help="SHORTEST-LONGESTxCOUNT")
+    parser.add_argument("--vocabulary", type=int, help="ids are below this; default: the model's")
+    parser.add_argument("--min-bytes", default="1GiB", help="of a shard")
+    parser.add_argument("--max-bytes", default="4GiB", help="of a shard")
+    parser.add_argument("--work", type=Path, required=True, help="folder to make, removed at the end")
+    parser.add_argument("--cores", type=int, default=os.cpu_count())
+    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--tokens-in-flight", type=int, default=131072)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--queue-bytes", type=int, default=256 << 20)
+    parser.add_argument("--flags", help="SGLang's flags, in one string; those of a CPU where left out")
+    parser.add_argument("--keep", action="store_true", help="keep the folder")
+    arguments = parser.parse_args()
+    flags = CPU_FLAGS if arguments.flags is None else arguments.flags.split()
+    own = ["--max-total-tokens", "16384"] if arguments.flags is None else flags  # what a CPU needs else the workflow knows
+    config = json.loads((arguments.model / "config.json").read_text())
+    arguments.layers = arguments.lease = None
+    run = Run(arguments, own)
+    samples = arguments.mix.samples(vocabulary=arguments.vocabulary or config["vocab_size"], seed=0)
+    with open(run.folder / "tokens.jsonl", "w") as file:
+        for sample in samples:
+            file.write(json.dumps({"input_ids": sample.tolist(), "loss_mask": np.ones(len(sample), int).tolist()}) + "\n")
+    print(json.dumps({"tokenise_and_plan_seconds": round(run.snakemake(str(run.results / "plan.json")), 1)}), flush=True)
+    shards = len(read_plan(run.results / "plan.json")["shards"])
+    tokens = sum(map(len, samples))
+    spec = bench_spec(config, arguments)
+    logs = {"root": run.folder, "log_folder": run.folder}
+    ratios = []
+    with run.server(), serve(spec, plugin=False, folder=arguments.model, base_flags=flags, **logs) as bare:
+        plain([bare], samples[: max(4, len(samples) // 8)], arguments.tokens_in_flight)  # warm
+        for repeat in range(arguments.repeats):
+            measured = {}
+            for mode in ("plain", "workflow") if repeat % 2 else ("workflow", "plain"):
+                run.forget()
+                seconds = run.snakemake() if mode == "workflow" else plain([bare], samples, arguments.tokens_in_flight)["seconds"]
+                measured[mode] = tokens / seconds
+                figures = {"mode": mode, "repeat": repeat, "shards": shards, "tokens": tokens, "seconds": round(seconds, 2)}
+                print(json.dumps({**figures, "tok_s": round(tokens / seconds, 1)}), flush=True)
+            ratios.append(measured["workflow"] / measured["plain"])
+    print(f"of plain: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+    if not arguments.keep:
+        shutil.rmtree(run.folder)
+
+
+if __name__ == "__main__":
+    main()
