@@ -13,7 +13,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path[0] = str(REPOSITORY / "tests" / "server")  # not this folder: its tokenize.py would hide the standard one
-sys.path.insert(1, str(REPOSITORY / "benchmarks"))
+sys.path.append(str(REPOSITORY / "benchmarks"))
 
 import argparse
 import contextlib
@@ -59,11 +59,11 @@ class Run:
 
     def snakemake(self, *more: str) -> float:
         """Seconds that a run of Snakemake took; what it prints goes to snakemake.log."""
-        command = [sys.executable, "-m", "snakemake", "--cores", str(self.arguments.cores), "--configfile", str(self.config)]
-        streams = ["--resources", f"streams={self.arguments.streams}"]
+        command = [sys.executable, "-m", "snakemake", "--cores", str(self.arguments.cores)]
+        streams = ["--configfile", str(self.config), "--resources", f"streams={self.arguments.streams}"]
         start = time.perf_counter()
         with open(self.folder / "snakemake.log", "ab") as log:
-            subprocess.run([*command, *streams, *more], cwd=REPOSITORY, stdout=log, stderr=log, check=True)
+            subprocess.run([*command, *more, *streams], cwd=REPOSITORY, stdout=log, stderr=log, check=True)
         return time.perf_counter() - start
 
     @contextlib.contextmanager
