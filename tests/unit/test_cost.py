@@ -23,7 +23,7 @@ sys.exit("torch" in sys.modules)
 """
 
 
-@pytest.mark.parametrize(("script", "expected"), [("extract", 0), ("server", 0), ("verify", 1)])
+@pytest.mark.parametrize(("script", "expected"), [("extract", 0), ("server", 0), ("manifest", 0), ("verify", 1)])
 def test_extracting_jobs_start_without_torch(script: str, expected: int) -> None:
     """Verifying ones need it: with them this test shows that it would see it."""
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, REPOSITORY / "scripts" / f"{script}.py"], capture_output=True, text=True)
