@@ -22,7 +22,7 @@ import torch
 
 from draftstates.checks import Finding
 from draftstates.model import Head
-from draftstates.shards import STORED_DTYPES
+from draftstates.shards import torch_dtype
 
 _DEVIATIONS = 7.0
 _SUMS = 4.0  # two sums, each within twice its expected error
@@ -47,7 +47,7 @@ class Rounding:
     @classmethod
     def of(cls, capture: dict[str, Any]) -> "Rounding":
         """That of a plan's `capture`."""
-        dtypes = (STORED_DTYPES[capture[name]][1] for name in ("compute_dtype", "stored_dtype"))
+        dtypes = (torch_dtype(capture[name]) for name in ("compute_dtype", "stored_dtype"))
         return cls(**dict(zip(("compute", "stored"), dtypes, strict=True)), normed=capture["final_norm"] == "post_norm")
 
     @property

@@ -11,10 +11,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from draftstates import shards, verify
+from draftstates import shards
 from draftstates.building import publish, publish_text
 from draftstates.errors import UserError
 from draftstates.plan import check_accounting
+from draftstates.verified import FORMAT as VERIFIED_FORMAT
+from draftstates.verified import FORMAT_VERSION as VERIFIED_VERSION
+from draftstates.verified import sealed
 
 FORMAT = "draftstates.manifest"
 FORMAT_VERSION = 1
@@ -82,7 +85,7 @@ def _read_verified(run: Path, plan: Mapping[str, Any], entry: Mapping[str, Any])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: expected what verification found of shard {shard_id}: {type(error).__name__}: {error}") from error
     planned = {
-        "format": (verify.FORMAT, verify.FORMAT_VERSION),
+        "format": (VERIFIED_FORMAT, VERIFIED_VERSION),
         "capture_key": plan["capture"]["key"],
         **{name: entry[name] for name in ("shard_id", "samples", "tokens", "supervised_tokens")},
     }
@@ -91,7 +94,7 @@ def _read_verified(run: Path, plan: Mapping[str, Any], entry: Mapping[str, Any])
             raise UserError(
                 f"{path}: expected {name} {expected}, found {said[name]}; delete it and run again, and the shard is verified again"
             )
-    if verify.sealed(found) != found:
+    if sealed(found) != found:
         raise UserError(f"{path}: changed since verification wrote it; delete it and run again, and the shard is verified again")
     _check_file(run / "shards" / f"{shard_id}.safetensors", found)
     return found

@@ -1,4 +1,9 @@
-"""A model on the disk: what it is called, what it is by content, and the parts that check a captured state."""
+"""A model on the disk: what it is called, what it is by content, and the parts that check a captured state.
+
+It imports torch, which takes seconds, only for those parts: every run of Snakemake asks for the content.
+"""
+
+from __future__ import annotations
 
 import dataclasses
 import hashlib
@@ -6,14 +11,17 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from draftstates.errors import UserError
-from draftstates.final_norm import FinalNorm
 from draftstates.shards import CaptureSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from draftstates.final_norm import FinalNorm
 
 _SNAPSHOT = re.compile(r"[0-9a-f]{40}")
 _TOKENIZER_FILES = (
@@ -154,6 +162,10 @@ def read_head(path: Path, *, final_norm: str) -> Head:
     Raises:
         UserError: the head is quantised, scaled, or not found; or the norm is of a kind not known.
     """
+    import torch
+
+    from draftstates.final_norm import FinalNorm
+
     path = Path(path)
     config = _config(path)
     text = _text_config(config)

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from draftstates.shards import STORED_DTYPES, Shard
+from draftstates.shards import Shard, torch_dtype
 from draftstates.storage import CompactShard
 
 
@@ -53,14 +53,13 @@ class MappedShard:
         return self._shard.checksum(index)
 
     def _map(self, name: str, first: int, end: int) -> torch.Tensor:
-        code, shape, begin, _ = self._shard.header.tensors[name]
+        _, shape, begin, _ = self._shard.header.tensors[name]
         width = self._shard.header.states()[name][1]
         start, stop = begin + first * width, begin + end * width
         page = start - start % mmap.ALLOCATIONGRANULARITY
         with open(self.path, "rb") as file:
             mapped = mmap.mmap(file.fileno(), stop - page, access=mmap.ACCESS_COPY, offset=page)
-        dtype = next(dtype for stored, dtype in STORED_DTYPES.values() if stored == code)
-        return torch.frombuffer(mapped, dtype=dtype, offset=start - page).reshape(end - first, *shape[1:])
+        return torch.frombuffer(mapped, dtype=torch_dtype(self._shard.stored_dtype), offset=start - page).reshape(end - first, *shape[1:])
 
 
 def open_shard(path: Path, *, compact: bool) -> ShardReader:

@@ -11,9 +11,10 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from draftstates import ids, verify
+from draftstates import ids
 from draftstates.errors import UserError
 from draftstates.shards import Shard, sample_checksum
+from draftstates.verified import sealed
 
 
 def copy_captured(shard: Path, *, run: Path, planned: Collection[str]) -> tuple[dict[int, dict[str, Any]], set[str]]:
@@ -77,7 +78,7 @@ def _matches(
 def _open(run: Path, shard_id: str, *, capture_key: str) -> tuple[Shard, list[str], dict[str, Any]]:
     """A verified shard, the checksum of each of its samples as verification found it, and its receipts."""
     verified = json.loads((run / "verified" / f"{shard_id}.json").read_bytes())
-    if verify.sealed(verified) != verified:
+    if sealed(verified) != verified:
         raise UserError("what verification found of it was changed since")
     source = Shard(run / "shards" / f"{shard_id}.safetensors")
     found = (source.header.metadata["capture_key"], source.header.metadata["shard_id"], source.header.size)

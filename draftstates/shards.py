@@ -8,8 +8,11 @@
 | `input_ids`          | int32 [T]                 |
 | `loss_mask`          | uint8 [T]                 | 1 = a target to learn
 
-This module alone knows the layout; any safetensors reader opens the result.
+This module alone knows the layout; any safetensors reader opens the result. It imports torch only where states are read: that takes
+seconds, and the jobs that lay shards out start by the thousand.
 """
+
+from __future__ import annotations
 
 import dataclasses
 import errno
@@ -20,16 +23,19 @@ import warnings
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 import xxhash
 
 from draftstates.errors import UserError
 
+if TYPE_CHECKING:
+    import torch
+
 FORMAT = "draftstates.shard"
 FORMAT_VERSION = 1
-STORED_DTYPES = {"bfloat16": ("BF16", torch.bfloat16), "float16": ("F16", torch.float16), "float32": ("F32", torch.float32)}
+STORED_DTYPES = {"bfloat16": ("BF16", 2), "float16": ("F16", 2), "float32": ("F32", 4)}  # torch's name: safetensors' code, bytes
 FINAL_NORMS = ("post_norm", "pre_norm")
 _HEADER_ALIGNMENT = 4096  # the first row starts on a page, so that aligned writes stay aligned
 
@@ -70,7 +76,7 @@ class CaptureSpec:
         return hashlib.sha256(json.dumps({**fields, "format_version": FORMAT_VERSION}, sort_keys=True).encode()).hexdigest()
 
     @classmethod
-    def from_plan(cls, plan: Path) -> "CaptureSpec":
+    def from_plan(cls, plan: Path) -> CaptureSpec:
         """The capture that a plan was made for (`capture` in plan.json).
 
         Raises:
@@ -98,11 +104,18 @@ class CaptureSpec:
 
     @property
     def final_row_bytes(self) -> int:
-        return self.hidden_size * self.torch_dtype.itemsize
+        return self.hidden_size * STORED_DTYPES[self.stored_dtype][1]
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        return STORED_DTYPES[self.stored_dtype][1]
+        return torch_dtype(self.stored_dtype)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The number format that one of STORED_DTYPES names."""
+    import torch
+
+    return getattr(torch, name)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,11 +130,11 @@ class ShardHeader:
     def rows(self) -> int:
         return self.tensors["final_hidden_state"][1][0]
 
-    @property
+    @cached_property
     def residual_layers(self) -> tuple[int, ...]:
         return tuple(json.loads(self.metadata["residual_layers"]))
 
-    @property
+    @cached_property
     def sample_ids(self) -> list[str]:
         return json.loads(self.metadata["sample_ids"])
 
@@ -162,7 +175,7 @@ def create(
     if rows != len(input_ids) or rows != len(loss_mask) or len(lengths) != len(sample_ids):
         raise ValueError(f"{len(sample_ids)} samples of {rows} tokens, but {len(input_ids)} ids and {len(loss_mask)} mask values")
     offsets = np.concatenate([[0], np.cumsum(np.asarray(lengths, dtype=np.int64))]).astype("<i8")
-    name, itemsize = STORED_DTYPES[spec.stored_dtype][0], spec.torch_dtype.itemsize
+    name, itemsize = STORED_DTYPES[spec.stored_dtype]
     layers, hidden = len(spec.residual_layers), spec.hidden_size
     shapes = {
         "offsets": ("I64", [len(offsets)], 8),
@@ -269,11 +282,10 @@ class Shard:
 
     def states(self, name: str, first: int, end: int) -> torch.Tensor:
         """Rows first:end of `hidden_states` [n, K, H] or `final_hidden_state` [n, H], a read-only view of the file."""
-        dtype, shape, begin, stop = self.header.tensors[name]
+        _, shape, begin, stop = self.header.tensors[name]
         width = (stop - begin) // shape[0]
-        torch_dtype = next(t for code, t in STORED_DTYPES.values() if code == dtype)
         flat = np.asarray(self._bytes[begin + first * width : begin + end * width])
-        return _as_tensor(flat, torch_dtype).reshape(end - first, *shape[1:])
+        return _as_tensor(flat, torch_dtype(self.stored_dtype)).reshape(end - first, *shape[1:])
 
     def rows(self, index: int) -> tuple[int, int]:
         """First row and end row of sample `index`."""
@@ -281,6 +293,8 @@ class Shard:
 
     def sample(self, index: int) -> dict[str, torch.Tensor]:
         """Sample `index`: input_ids int32 [n], loss_mask uint8 [n], hidden_states [n, K, H], final_hidden_state [n, H]."""
+        import torch
+
         first, end = self.rows(index)
         return {
             "input_ids": torch.from_numpy(self.input_ids[first:end].copy()),
@@ -301,6 +315,8 @@ class Shard:
 
 
 def _as_tensor(flat: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    import torch
+
     with warnings.catch_warnings():  # the map is read-only on purpose; torch warns that it cannot say so
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(flat).view(dtype)

@@ -32,14 +32,14 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 
 from draftstates.errors import UserError
-from draftstates.shards import STORED_DTYPES, Shard
+from draftstates.shards import STORED_DTYPES, Shard, torch_dtype
 
 FORMAT = "draftstates.compact"
 FORMAT_VERSION = "1"
 _E4M3_MAX = 448.0
 _CODES = {torch.float8_e4m3fn: "F8_E4M3", torch.float32: "F32", torch.int32: "I32", torch.int64: "I64", torch.uint8: "U8"}
 TopToken = Callable[[torch.Tensor], torch.Tensor]  # final states [n, H] to the most likely tokens [n]
-_CODES |= {dtype: code for code, dtype in STORED_DTYPES.values()}
+_CODES |= {torch_dtype(name): code for name, (code, _) in STORED_DTYPES.items()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,9 +170,7 @@ def _state_shapes(source: Shard, storage: Storage, *, finals: int) -> dict[str, 
 
 
 def _metadata(source: Shard, storage: Storage) -> dict[str, str]:
-    code = source.header.tensors["hidden_states"][0]
-    stored = next(name for name, (stored, _) in STORED_DTYPES.items() if stored == code)
-    own = {"format": FORMAT, "format_version": FORMAT_VERSION, "storage": storage.text, "stored_dtype": stored}
+    own = {"format": FORMAT, "format_version": FORMAT_VERSION, "storage": storage.text, "stored_dtype": source.stored_dtype}
     return {**source.header.metadata, **own}
 
 
@@ -212,7 +210,7 @@ class CompactShard:
         if (self.metadata.get("format"), self.metadata.get("format_version")) != (FORMAT, FORMAT_VERSION):
             raise UserError(f"{self.path}: expected {FORMAT} version {FORMAT_VERSION}, found {self.metadata.get('format')}")
         self.storage = Storage(**json.loads(self.metadata["storage"]))
-        self._dtype = STORED_DTYPES[self.metadata["stored_dtype"]][1]
+        self._dtype = torch_dtype(self.metadata["stored_dtype"])
 
     @cached_property
     def _offsets(self) -> np.ndarray:

@@ -18,9 +18,8 @@ from draftstates.model import Head, read_head
 from draftstates.prefixes import Limits, check_prefix
 from draftstates.probes import choose_probes
 from draftstates.shards import Shard
+from draftstates.verified import FORMAT, FORMAT_VERSION, sealed
 
-FORMAT = "draftstates.verified"
-FORMAT_VERSION = 1
 _RECEIPTS = ("draftstates.receipts", 1)
 _AGAIN = "delete the shard and run again to capture it anew"
 _TOP_TOKENS = 5
@@ -79,12 +78,6 @@ def verify_shard(
             },
         }
     )
-
-
-def sealed(found: dict[str, Any]) -> dict[str, Any]:
-    """What was found, with a digest of it all, so that a later change of the file is noticed."""
-    content = {name: value for name, value in found.items() if name != "digest"}
-    return {**content, "digest": xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())}
 
 
 def file_checksum(path: Path) -> str:

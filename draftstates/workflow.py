@@ -39,7 +39,7 @@ def model_digest(folder: Path) -> str:
     """The model's content; `not there` until the rule that makes it has run (Snakemake asks again before the job)."""
     if not (folder / "config.json").exists():
         return "not there"
-    from draftstates import model  # it imports torch, which takes seconds, and most jobs never ask
+    from draftstates import model  # most jobs never ask
 
     return model.digest(folder)
 

@@ -26,7 +26,7 @@ rule verify:
     # reading and hashing scale with cores, up to what a disk gives
     threads: 4
     params:
-        code=ask.source_digest("verify.py", "checks.py", "alignment.py", "prefixes.py"),
+        code=ask.source_digest("verify.py", "verified.py", "checks.py", "alignment.py", "prefixes.py"),
     shell:
         """
         exec python scripts/verify.py \

@@ -7,7 +7,7 @@ from pathlib import Path
 from draftstates.cli import run
 from draftstates.exports.common import Options
 from draftstates.exports.export import EXPORTED, export_manifest
-from draftstates.shards import STORED_DTYPES
+from draftstates.shards import STORED_DTYPES, torch_dtype
 
 
 def layer_list(text: str) -> list[int]:
@@ -40,7 +40,7 @@ def main() -> None:
         split=arguments.split,
         validation_fraction=arguments.validation_fraction,
         options=Options(
-            dtype=STORED_DTYPES[arguments.dtype][1] if arguments.dtype else None,
+            dtype=torch_dtype(arguments.dtype) if arguments.dtype else None,
             draft_vocab_size=arguments.draft_vocab_size,
             target_vocab_size=arguments.target_vocab_size,
             target_model=arguments.target_model,

@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     shard = shards.Shard(arguments.shard)
-    dtype = shards.STORED_DTYPES[arguments.compute_dtype][1]
+    dtype = shards.torch_dtype(arguments.compute_dtype)
     reference = parity.Reference(arguments.model, dtype=dtype, device=arguments.device)
     coarser = max((arguments.compute_dtype, shard.stored_dtype), key=parity.TOLERANCES.get)
     for index in range(min(arguments.samples, len(shard))):

@@ -115,7 +115,7 @@ def _final_states(model: Path, rows: int, generator: torch.Generator, spec: Capt
     from safetensors.torch import load_file
 
     weights = load_file(model / "model.safetensors")
-    compute = shards.STORED_DTYPES[spec.compute_dtype][1]
+    compute = shards.torch_dtype(spec.compute_dtype)
     head, norm = weights["lm_head.weight"].to(compute), weights["model.norm.weight"].to(compute)
     residual = torch.randn(rows, HIDDEN, generator=generator) * 3 + 5 * head[END_TOKEN + 1].float()
     residual = residual.to(compute)
@@ -129,7 +129,7 @@ def _final_states(model: Path, rows: int, generator: torch.Generator, spec: Capt
 
 def _batched_otherwise(rows: torch.Tensor, generator: torch.Generator, spec: CaptureSpec) -> torch.Tensor:
     """The same rows from another batch: the last bits that the server computed differ."""
-    noise = torch.randn(rows.shape, generator=generator) * torch.finfo(shards.STORED_DTYPES[spec.compute_dtype][1]).eps
+    noise = torch.randn(rows.shape, generator=generator) * torch.finfo(shards.torch_dtype(spec.compute_dtype)).eps
     return (rows.float() * (1 + noise)).to(rows.dtype)
 
 

@@ -26,7 +26,7 @@ class Recorder:
 
     def __init__(self, settings: CaptureSettings) -> None:
         self._settings = settings
-        self._dtype = shards.STORED_DTYPES[settings.stored_dtype][1]
+        self._dtype = shards.torch_dtype(settings.stored_dtype)
         self._taps: taps.Taps | None = None
         self._writers: Writers | None = None
 

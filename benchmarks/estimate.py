@@ -1,0 +1,215 @@
+"""What capturing with Kimi-K2.5 takes on 1, 4 and 16 nodes of eight GPUs, by simulation: the tables of docs/scale.md.
+
+    python benchmarks/estimate.py                # hours, bytes, jobs, cost; what limits each run; failures
+    python benchmarks/estimate.py --validate     # the simulation against measured runs
+
+The layers and the shards' sizes are those of presets/kimi-k2.5.yaml. What is measured and what is assumed is printed with each figure.
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Iterator
+from math import inf
+from pathlib import Path
+
+import yaml
+from scheduler import Outcome, Setup, Simulation
+
+PRESET = Path(__file__).parents[1] / "presets" / "kimi-k2.5.yaml"
+HIDDEN, MODEL_BYTES = 7168, 595e9  # of the published model: its config.json and its weight files
+NODES, SAMPLES = (1, 4, 16), (10_000, 100_000, 1_000_000)
+UNITS = {"GiB": 2**30}
+WITHOUT_SUBSAMPLE = 0.7  # s of Snakemake a job, benchmarks/scale.py, 5,121 shards
+
+MEASURED = {
+    "scan": (3.89e9, "bytes/s a core reads and checks", "benchmarks/verify.py"),
+    "align": (0.045, "core seconds a sample for the model's head", "benchmarks/verify.py"),
+    "dispatch": (0.16, "s of Snakemake a job", "benchmarks/scale.py, 5,121 shards, scheduler-subsample: 200"),
+    "job": (1.6, "s until a job's process is ready", "python scripts/verify.py --help; an extracting one takes 0.3"),
+    "plan": (27.0, "s of planning and building the graph", "benchmarks/scale.py, 5,121 shards"),
+    "probes": (0.0045, "further tokens, for the prefixes captured twice", "benchmarks/capture.py on an H200"),
+    "write": (1.4e9, "bytes/s written and synced, a node", "`dd` on the H200 machine, benchmarks/README.md"),
+    "tokens": (1485, "tokens a sample", "978 conversations of ShareGPT with DeepSeek-V3's tokenizer, scripts/tokenise.py"),
+}
+ASSUMED = {
+    "rates": ((10_000, 20_000, 50_000), "tokens/s of prefill a node"),
+    "cores": (32, "cores a node that verify"),
+    "load": (1e9, "bytes/s a node reads the weights with, at a server's start"),
+    "price": (3.0, "dollars a GPU hour"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run: its shards' tokens and what it has to work with."""
+
+    nodes: int
+    samples: int
+    shards: list[int]
+    setup: Setup
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.shards) * self.setup.row_bytes
+
+    def simulate(self, *, shards: list[int] | None = None, seed: int = 0, **changes: float) -> Outcome:
+        return Simulation(shards or self.shards, dataclasses.replace(self.setup, **changes), seed=seed).run()
+
+
+def kimi(nodes: int, samples: int, rate: float) -> Run:
+    """The run that the preset gives with what was measured and assumed."""
+    preset = yaml.safe_load(PRESET.read_text())
+    known = {name: value for name, (value, *_) in (MEASURED | ASSUMED).items()}
+    row = (len(preset["capture"]["residual_layers"]) + 1) * HIDDEN * 2 + 5
+    tokens = samples * known["tokens"]
+    mean = 2 * int(preset["shards"]["min_bytes"].removesuffix("GiB")) * UNITS["GiB"]  # of the content-defined cuts
+    count = max(1, round(tokens * row / mean))
+    core_seconds = mean / known["scan"] + mean / row / known["tokens"] * known["align"]
+    setup = Setup(
+        rate=rate,
+        replicas=nodes,
+        streams=4 * nodes,
+        row_bytes=row,
+        write=known["write"] * nodes,
+        cores=known["cores"] * nodes,
+        verify=mean / core_seconds,
+        dispatch=known["dispatch"],
+        job=known["job"],
+        start=MODEL_BYTES / known["load"],
+        plan=known["plan"],
+        probes=known["probes"],
+    )
+    return Run(nodes, samples, [tokens // count] * count, setup)
+
+
+LIFTED: dict[str, Callable[[Run], Outcome]] = {
+    "prefill": lambda run: run.simulate(rate=run.setup.rate * 1000),
+    "disk": lambda run: run.simulate(write=inf),
+    "verify": lambda run: run.simulate(verify=inf),
+    "Snakemake": lambda run: run.simulate(dispatch=0.0, job=0.0, plan=0.0),
+    "server start": lambda run: run.simulate(start=0.0),
+    "few shards": lambda run: run.simulate(shards=[tokens // 8 for tokens in run.shards for _ in range(8)]),
+}
+
+
+def limit(run: Run) -> str:
+    """What, taken away alone, saves most, and what share of the time that is."""
+    whole = run.simulate().seconds
+    saved = {name: 1 - lifted(run).seconds / whole for name, lifted in LIFTED.items()}
+    name = max(saved, key=saved.__getitem__)
+    return f"{name} ({saved[name]:.0%})"
+
+
+def print_inputs() -> None:
+    print("measured:")
+    for value, what, source in MEASURED.values():
+        print(f"  {value:,g} {what} ({source})")
+    print("assumed:")
+    for value, what in ASSUMED.values():
+        print(f"  {', '.join(f'{one:,g}' for one in (value if isinstance(value, tuple) else [value]))} {what}")
+    setup = kimi(1, 10_000, 1).setup
+    rates = f"{setup.row_bytes:,} bytes a token, {setup.verify / 1e9:.2f} GB/s verified a core"
+    print(f"from these: {rates}; a server starts in {setup.start:.0f} s\n")
+
+
+def table() -> Iterator[list[str]]:
+    yield [
+        "nodes",
+        "samples",
+        "tokens",
+        "TB",
+        "shards",
+        "jobs",
+        "hours",
+        "GPU hours",
+        "dollars",
+        *(f"limit at {rate:,}" for rate in ASSUMED["rates"][0]),
+    ]
+    rates, price = ASSUMED["rates"][0], ASSUMED["price"][0]
+    for samples in SAMPLES:
+        for nodes in NODES:
+            runs = [kimi(nodes, samples, rate) for rate in rates]
+            hours = [run.simulate().seconds / 3600 for run in runs]
+            one = runs[0]
+            span = [f"{max(values):,.{digits}f} to {min(values):,.{digits}f}" for values, digits in _spans(hours, 8 * nodes, price)]
+            jobs = 2 * len(one.shards) + 4
+            amount = [f"{sum(one.shards) / 1e6:,.0f} M", f"{one.bytes / 1e12:,.1f}", f"{len(one.shards):,}", f"{jobs:,}"]
+            yield [f"{nodes}", f"{samples:,}", *amount, *span, *map(limit, runs)]
+
+
+def _spans(hours: list[float], gpus: int, price: float) -> Iterator[tuple[list[float], int]]:
+    yield hours, 2
+    yield [gpus * value for value in hours], 0
+    yield [gpus * price * value for value in hours], 0
+
+
+def breaking_points() -> Iterator[list[str]]:
+    yield ["what", "has", "so it holds up to"]
+    run, known = kimi(1, 1_000_000, 1), {name: value for name, (value, *_) in MEASURED.items()}
+    setup, shard = run.setup, run.shards[0]
+    yield ["disk, bytes a second", f"{setup.write / 1e9:.1f} GB/s a node", f"{setup.write / setup.row_bytes:,.0f} tokens/s a node"]
+    verified = setup.verify * setup.cores
+    yield ["verification", f"{setup.cores} cores a node", f"{verified / setup.row_bytes:,.0f} tokens/s a node"]
+    for seconds, how in ((known["dispatch"], "as the profiles have it"), (WITHOUT_SUBSAMPLE, "without scheduler-subsample")):
+        yield [f"Snakemake, {how}", f"{seconds} s a job, two jobs a shard", f"{shard / (2 * seconds):,.0f} tokens/s of all nodes together"]
+    for terabytes in (10, 100):
+        yield ["disk, space", f"{terabytes} TB", f"{terabytes * 1e12 / run.bytes * run.samples:,.0f} samples"]
+
+
+def failures() -> Iterator[list[str]]:
+    yield ["a node fails every", "hours", "tokens captured for nothing"]
+    run = kimi(16, 1_000_000, ASSUMED["rates"][0][1])
+    for hours in (inf, 100, 24, 6):
+        found = [run.simulate(failure=hours * 3600, seed=seed) for seed in range(5)]
+        mean, lost = sum(one.seconds for one in found) / 5 / 3600, sum(one.lost for one in found) / 5 / sum(run.shards)
+        yield ["never" if hours == inf else f"{hours} hours", f"{mean:.2f}", f"{lost:.1%}"]
+
+
+def without_subsample() -> Iterator[list[str]]:
+    yield ["Snakemake's time a job, 16 nodes, 1,000,000 samples", *(f"hours at {rate:,}" for rate in ASSUMED["rates"][0])]
+    for seconds, what in ((MEASURED["dispatch"][0], "scheduler-subsample: 200"), (WITHOUT_SUBSAMPLE, "without")):
+        runs = (kimi(16, 1_000_000, rate) for rate in ASSUMED["rates"][0])
+        yield [f"{seconds} s ({what})", *(f"{run.simulate(dispatch=seconds).seconds / 3600:.2f}" for run in runs)]
+
+
+def validate() -> Iterator[list[str]]:
+    """Measured runs of benchmarks/README.md: plain prefill and the disk go in, capture comes out. Tokens a second."""
+    yield ["run", "plain", "disk GB/s", "predicted", "measured", "of measured"]
+    shards = [542_000 // 4] * 4
+    for name, plain, replicas, write, measured in (
+        ("one H200, to /dev/shm", 38_152, 1, inf, 37_392),
+        ("one H200, to disk", 38_152, 1, 1.4e9, 37_140),
+        ("two H200, tensor parallel, to disk", 62_536, 1, 1.4e9, 54_460),
+        ("two H200, two replicas, to disk", 73_153, 2, 1.4e9, 49_253),
+        ("the same, with the rate that the disk had then", 73_153, 2, 1.615e9, 49_253),
+    ):
+        setup = Setup(rate=plain / replicas, replicas=replicas, row_bytes=4 * 4096 * 2 + 5, write=write, probes=MEASURED["probes"][0])
+        found = sum(shards) / Simulation(shards, setup).run().seconds
+        yield [name, f"{plain:,}", "-" if write == inf else f"{write / 1e9}", f"{found:,.0f}", f"{measured:,}", f"{found / measured:.2f}"]
+
+
+def show(rows: Iterator[list[str]]) -> None:
+    """As a table in Markdown."""
+    for number, row in enumerate(rows):
+        print("| " + " | ".join(row) + " |")
+        if number == 0:
+            print("|" + " --- |" * len(row))
+    print()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--validate", action="store_true", help="against measured runs instead")
+    arguments = parser.parse_args()
+    if arguments.validate:
+        show(validate())
+        return
+    print_inputs()
+    show(table())
+    show(breaking_points())
+    show(failures())
+    show(without_subsample())
+
+
+if __name__ == "__main__":
+    main()
