@@ -17,9 +17,11 @@ import jsonschema
 import yaml
 
 from draftstates.errors import UserError
+from draftstates.layers import chosen_layers
 
 SCHEMA = Path(__file__).parent.parent / "schemas" / "config.schema.yaml"
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -32,7 +34,7 @@ def load(path: Path) -> dict[str, Any]:
         raw = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: the configuration cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(raw, dict):
         raise UserError(f"{path}: expected a mapping of configuration keys, found {type(raw).__name__}")
@@ -53,14 +55,13 @@ def resolve(raw: Mapping[str, Any], *, origin: str) -> dict[str, Any]:
         config = json.loads(json.dumps(raw, allow_nan=False))  # plain dicts and lists, whatever a YAML reader or Snakemake made of them
     except (TypeError, ValueError) as error:  # dates, sets, NaN, infinity
         raise UserError(f"{origin}: expected text, numbers, lists and mappings: {error}") from error
-    _read_numbers(config, schema)
+    config = _read_numbers(config, schema, schema)
     problems = sorted(_problems(config, schema))
     if problems:
         raise UserError(f"{origin}: " + "; ".join(problems))
     _fill(config, schema, schema)
     _check_together(config, origin)
-    if config["model"]["name"] is None:
-        config["model"]["name"] = Path(config["model"]["path"]).resolve().name
+    _name_model(config, schema, origin)
     return config
 
 
@@ -99,18 +100,46 @@ def state_folder(config: Mapping[str, Any]) -> Path:
     return Path(config["server"]["state"] or Path(config["results"]) / ".server").resolve()
 
 
-def _read_numbers(value: Any, schema: dict[str, Any]) -> None:
-    """Turn text into the number that the schema wants there, in place: Snakemake passes nested numbers of --config and profiles as text."""
-    for name, part in schema.get("properties", {}).items():
-        if not isinstance(value, dict) or name not in value:
-            continue
-        if part.get("type") in ("integer", "number") and isinstance(value[name], str) and re.fullmatch(r"[0-9]+(\.[0-9]+)?", value[name]):
-            value[name] = float(value[name]) if "." in value[name] else int(value[name])
-        _read_numbers(value[name], part)
+def _read_numbers(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> Any:
+    """The value with text made numbers where the schema wants them: Snakemake passes nested numbers of --config and profiles as text."""
+    schema = _followed(schema, root)
+    for choice in schema.get("anyOf", []):
+        value = _read_numbers(value, choice, root)
+    if schema.get("type") in ("integer", "number") and isinstance(value, str) and _NUMBER.fullmatch(value):
+        return float(value) if "." in value else int(value)
+    if isinstance(value, dict):
+        known = schema.get("properties", {})
+        return {name: _read_numbers(part, known.get(name, {}), root) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_read_numbers(part, schema.get("items", {}), root) for part in value]
+    return value
+
+
+def _followed(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
+    """A part of the schema with what its `$ref` names."""
+    return {**root["$defs"][schema["$ref"].rpartition("/")[2]], **schema} if "$ref" in schema else schema
+
+
+def _whole(_: object, value: object) -> bool:
+    """JSON Schema takes 1.0 for an integer; here 1 and 1.0 would be two parameters and two capture keys."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _matches(_: object, pattern: str, value: object, __: object) -> Iterator[jsonschema.ValidationError]:
+    """As JSON Schema means it: in Python `$` alone would let a newline through at the end."""
+    if isinstance(value, str) and (not re.search(pattern, value) or value.endswith("\n")):
+        yield jsonschema.ValidationError(f"{value!r} does not match {pattern!r}")
+
+
+_VALIDATOR = jsonschema.validators.extend(
+    jsonschema.Draft202012Validator,
+    validators={"pattern": _matches},
+    type_checker=jsonschema.Draft202012Validator.TYPE_CHECKER.redefine("integer", _whole),
+)
 
 
 def _problems(config: Any, schema: dict[str, Any]) -> Iterator[str]:
-    for error in jsonschema.Draft202012Validator(schema).iter_errors(config):
+    for error in _VALIDATOR(schema).iter_errors(config):
         path = _path(error.absolute_path)
         if error.validator == "additionalProperties":
             for name in sorted(set(error.instance) - set(error.schema["properties"])):
@@ -166,6 +195,7 @@ def _join(path: str, name: str) -> str:
 def _fill(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> None:
     """Put the schema's defaults into mappings, in place, and turn sizes into numbers."""
     for name, part in schema.get("properties", {}).items():
+        part = _followed(part, root)
         if name not in value and "default" in part:
             value[name] = copy.deepcopy(part["default"])
         if name not in value:
@@ -194,13 +224,35 @@ def _check_together(config: dict[str, Any], origin: str) -> None:
     for name in sorted({name for name in names if names.count(name) > 1}):
         raise UserError(f"{origin}: data.sources: expected a different name for each source, found {name} {names.count(name)} times")
     shards = config["shards"]
-    if shards["min_bytes"] > shards["max_bytes"]:
+    if shards["max_bytes"] < 2 * shards["min_bytes"]:
         raise UserError(
-            f"{origin}: shards.min_bytes: expected at most shards.max_bytes ({shards['max_bytes']:,}), found {shards['min_bytes']:,}"
+            f"{origin}: shards.max_bytes: expected at least twice shards.min_bytes ({shards['min_bytes']:,}), found {shards['max_bytes']:,}"
         )
     layers = config["capture"]["residual_layers"]
     if isinstance(layers, list) and layers != sorted(layers):
         raise UserError(f"{origin}: capture.residual_layers: expected ascending numbers, found {layers}")
+    _check_layers(config, origin)
     server = config["server"]
     if server["launcher"] == "external" and not server["url"]:
         raise UserError(f"{origin}: server.url: missing: the launcher external needs the address of a server that runs already")
+
+
+def _check_layers(config: dict[str, Any], origin: str) -> None:
+    """Find layers that the model does not have, where it is there already: else the plan does, after all tokenising."""
+    try:
+        model = json.loads((Path(config["model"]["path"]) / "config.json").read_bytes())
+        num_layers = model.get("text_config", model)["num_hidden_layers"]
+        chosen_layers(config["capture"]["residual_layers"], num_layers=num_layers)
+    except UserError as error:
+        raise UserError(f"{origin}: capture.{error}") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return  # no model yet, or none that can be read: the plan names it
+
+
+def _name_model(config: dict[str, Any], schema: dict[str, Any], origin: str) -> None:
+    """The folder's name where the configuration gives none: it names the results folder too, so not every name will do."""
+    if config["model"]["name"] is None:
+        name = Path(config["model"]["path"]).resolve().name
+        if not re.fullmatch(schema["properties"]["model"]["properties"]["name"]["pattern"], name):
+            raise UserError(f"{origin}: model.name: missing: the folder's name, {name!r}, cannot name a results folder")
+        config["model"]["name"] = name

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from draftstates.errors import UserError
+from draftstates.layers import chosen_layers
 from draftstates.shards import CaptureSpec
 
 if TYPE_CHECKING:
@@ -69,18 +70,6 @@ class Head:
     norm: FinalNorm | None
 
 
-def eagle3_layers(num_layers: int) -> tuple[int, int, int]:
-    """The three r_k that EAGLE-3 reads by default: k = 2, N//2, N-3.
-
-    Raises:
-        UserError: the model has fewer than 7 layers, where these are not three ascending layers.
-    """
-    layers = (2, num_layers // 2, num_layers - 3)
-    if not 2 < layers[1] < layers[2]:
-        raise UserError(f"residual_layers: eagle3 needs at least 7 layers, the model has {num_layers}: list the layers instead")
-    return layers
-
-
 def read_model(path: Path) -> ModelInfo:
     """Read a Hugging Face model folder.
 
@@ -115,7 +104,6 @@ def capture_spec(model: ModelInfo, *, name: str | None, capture: Mapping[str, An
     Raises:
         UserError: layers that the model does not have.
     """
-    layers = capture["residual_layers"]
     return CaptureSpec(
         model=name or model.name,
         model_digest=model.digest,
@@ -124,7 +112,7 @@ def capture_spec(model: ModelInfo, *, name: str | None, capture: Mapping[str, An
         stored_dtype=capture["stored_dtype"],
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
-        residual_layers=eagle3_layers(model.num_layers) if layers == "eagle3" else tuple(layers),
+        residual_layers=chosen_layers(capture["residual_layers"], num_layers=model.num_layers),
         final_norm=capture["final_norm"],
     )
 

@@ -30,7 +30,7 @@ class PlanOptions:
     Attributes:
         min_bytes, max_bytes: size of a shard.
         budget: bytes that all shards may take together, None for what the disk has.
-        exclude: sample ids to leave out.
+        exclude: sample ids to leave out, each of some source.
         deduplicate: whether a sample that an earlier source has is skipped.
         probe_fraction, probe_minimum: see `probes.choose_probes`.
     """
@@ -66,7 +66,8 @@ def make_plan(token_files: Sequence[Path], *, spec: CaptureSpec, results: Path, 
         the content of `plan.json`.
 
     Raises:
-        UserError: rows that are not accounted for, nothing kept, or too little room: nothing is written then.
+        UserError: rows that are not accounted for, nothing kept, an id in `exclude` that no sample has, or too little room: nothing is
+            written then.
     """
     cuts = _cut_sources(sorted(token_files, key=lambda path: path.stem), spec, options)
     entries = [entry for cut in cuts for entry in cut.entries]
@@ -131,7 +132,7 @@ def check_accounting(name: str, counts: dict[str, Any]) -> None:
 
 def _cut_sources(token_files: list[Path], spec: CaptureSpec, options: PlanOptions) -> list[_Cut]:
     seen, cuts = np.empty(0, dtype="S32"), []
-    excluded = np.array(sorted(options.exclude), dtype="S32")
+    unknown = excluded = np.array(sorted(options.exclude), dtype="S32")
     for path in token_files:
         index = read_index(path)
         reasons = np.zeros(len(index.names), dtype=object)
@@ -139,7 +140,11 @@ def _cut_sources(token_files: list[Path], spec: CaptureSpec, options: PlanOption
             reasons[np.isin(index.names, seen)] = "duplicate"
             seen = np.union1d(seen, index.names)
         reasons[np.isin(index.names, excluded)] = "excluded"
+        unknown = unknown[~np.isin(unknown, index.names)]
         cuts.append(_cut(index, reasons, spec, options))
+    if len(unknown):
+        names = ", ".join(name.decode() for name in unknown.tolist())
+        raise UserError(f"exclude: no sample of any source has the id {names}: correct it, or take it out")
     return cuts
 
 

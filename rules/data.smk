@@ -89,7 +89,7 @@ checkpoint plan:
         deduplicate=config["data"]["deduplicate"],
         max_bytes=config["max_bytes"],
         exclude=sorted(config["exclude"]),
-        code=ask.source_digest("plan.py", "boundaries.py", "room.py", "token_files.py", "probes.py", "model.py", "shards.py", "ids.py"),
+        code=ask.source_digest("plan.py", "boundaries.py", "room.py", "token_files.py", "probes.py", "model.py", "layers.py", "shards.py", "ids.py"),
     shell:
         """
         exec python scripts/plan.py \

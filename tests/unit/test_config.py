@@ -1,6 +1,7 @@
 """The configuration: what is wrong is named with its path, defaults are filled in, presets and the default hold."""
 
 import datetime
+import json
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,19 @@ def test_kimi_is_captured_as_it_was_first_run() -> None:
         ("capture.residual_layers", [2, 2], "capture.residual_layers: expected eagle3"),
         ("capture.residual_layers", [4, 2], "capture.residual_layers: expected ascending numbers, found [4, 2]"),
         ("max_bytes", "4 Gb", "max_bytes: expected budget for the states on the disk"),
-        ("shards.min_bytes", "1TiB", "shards.min_bytes: expected at most shards.max_bytes"),
+        ("capture.residual_layers", [1.0, 2], "capture.residual_layers: expected eagle3"),
+        ("capture.residual_layers", ["1.0"], "capture.residual_layers: expected eagle3"),
+        ("data.max_tokens", 8.0, "data.max_tokens: expected integer (longest sample in tokens), found 8.0"),
+        ("data.sources.0.limit", 1.5, "data.sources[0].limit: expected integer (read only this many rows), found 1.5"),
+        ("data.sources.0.limit", "ten", 'data.sources[0].limit: expected integer (read only this many rows), found "ten"'),
+        ("data.sources.0.name", "a\n", "data.sources[0].name: expected text like"),
+        ("data.sources.0.name", " a", "data.sources[0].name: expected text like"),
+        ("model.name", "m ", "model.name: expected text like"),
+        ("model.name", "m\n", "model.name: expected text like"),
+        ("model.path", "models/m ", "model.name: missing: the folder's name, 'm ', cannot name a results folder"),
+        ("server.url", "http://h:1\n", "server.url: expected text like"),
+        ("shards.min_bytes", "1TiB", "shards.max_bytes: expected at least twice shards.min_bytes"),
+        ("shards.min_bytes", "9GiB", "shards.max_bytes: expected at least twice shards.min_bytes (9,663,676,416), found 17,179,869,184"),
         ("checks.probe_fraction", 1.5, "checks.probe_fraction: expected at most 1"),
         ("exclude", ["short"], "exclude[0]: expected text like"),
         ("server.launcher", "kubernetes", "server.launcher: expected one of local, slurm, external"),
@@ -105,6 +118,43 @@ def test_numbers_that_snakemake_passes_as_text_are_numbers_and_text_stays_text()
     assert (found["replicas"], found["idle_seconds"], found["args"][1], found["slurm"]["poll_seconds"]) == (8, 0.5, "16384", 2)
     with pytest.raises(UserError, match=r"server.replicas: expected integer .*found \"eight\""):
         config.resolve(edited("server.replicas", "eight"), origin="my.yaml")
+
+
+def test_numbers_as_text_are_numbers_in_sources_lists_and_sizes_too() -> None:
+    raw = edited("data.sources.0.limit", "50")
+    raw["data"]["sources"][0]["weight"] = "0.5"
+    raw["data"]["template_arguments"] = {"year": "2024"}
+    raw |= {"capture": {"residual_layers": ["1", "2"]}, "max_bytes": "4096", "shards": {"min_bytes": "10", "max_bytes": "1KiB"}}
+    found = config.resolve(raw, origin="my.yaml")
+    assert (found["data"]["sources"][0]["limit"], found["data"]["sources"][0]["weight"]) == (50, 0.5)
+    assert found["capture"]["residual_layers"] == [1, 2]
+    assert (found["max_bytes"], found["shards"]["min_bytes"], found["shards"]["max_bytes"]) == (4096, 10, 1024)
+    assert found["data"]["template_arguments"] == {"year": "2024"}
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "text_config"])
+def test_layers_that_the_model_does_not_have_are_named_at_once_where_the_model_is_there(tmp_path: Path, wrapped: bool) -> None:
+    model = tmp_path / "m"
+    model.mkdir()
+    layers = {"num_hidden_layers": 6}
+    (model / "config.json").write_text(json.dumps({"text_config": layers} if wrapped else layers))
+    raw = edited("model.path", str(model))
+    for chosen, expected in (([2, 7], r"expected k in 0\.\.6, .* found \[2, 7\]"), ("eagle3", "eagle3 needs at least 7 layers")):
+        raw["capture"]["residual_layers"] = chosen
+        with pytest.raises(UserError, match=f"my.yaml: capture.residual_layers: {expected}"):
+            config.resolve(raw, origin="my.yaml")
+    raw["capture"]["residual_layers"] = [2, 6]
+    assert config.resolve(raw, origin="my.yaml")["capture"]["residual_layers"] == [2, 6]
+
+
+@pytest.mark.parametrize("text", [b"", b"[1, 2]", b"\xff\x00", b"{}", b'{"num_hidden_layers": "six"}', b'{"text_config": 3}'])
+def test_a_model_that_cannot_be_read_yet_is_left_to_the_plan(tmp_path: Path, text: bytes) -> None:
+    model = tmp_path / "m"
+    model.mkdir()
+    (model / "config.json").write_bytes(text)
+    raw = edited("model.path", str(model))
+    raw["capture"]["residual_layers"] = [2, 70]
+    assert config.resolve(raw, origin="my.yaml")["model"]["name"] == "m"
 
 
 def test_a_resolved_configuration_comes_back_unchanged() -> None:

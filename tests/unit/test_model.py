@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from draftstates.errors import UserError
-from draftstates.model import capture_spec, digest, eagle3_layers, read_head, read_model
+from draftstates.layers import eagle3_layers
+from draftstates.model import capture_spec, digest, read_head, read_model
 
 HIDDEN, VOCAB = 16, 50
 CONFIG = {
@@ -165,5 +166,5 @@ def test_the_capture_key_follows_content_and_not_the_name(tmp_path: Path) -> Non
     assert spec.residual_layers == (2, 4, 5)
     assert spec.key == capture_spec(info, name="other", capture=CAPTURE).key
     assert spec.key != capture_spec(info, name=None, capture={**CAPTURE, "residual_layers": [1]}).key
-    with pytest.raises(UserError, match=r"must lie in 0..8"):
+    with pytest.raises(UserError, match=r"expected k in 0..8"):
         capture_spec(info, name=None, capture={**CAPTURE, "residual_layers": [9]})

@@ -140,9 +140,19 @@ def test_a_duplicate_in_a_later_source_is_skipped_and_counted(tmp_path: Path) ->
     assert kept["accounting"]["totals"]["samples"] == 60
 
 
+def test_an_excluded_id_that_no_sample_has_is_named_and_one_of_any_source_is_not(tmp_path: Path) -> None:
+    """A mistyped id would let the sample that was meant go on."""
+    rows, others = _rows(20, seed=0), _rows(20, seed=1)
+    with pytest.raises(UserError, match=f"exclude: no sample of any source has the id {'f' * 32}: ") as caught:
+        _plan(tmp_path, {"a": rows, "b": others}, exclude=[rows[4].name, "f" * 32, others[2].name])
+    assert rows[4].name not in str(caught.value)
+    plan = _plan(tmp_path, {"a": rows, "b": others}, exclude=[rows[4].name, others[2].name])
+    assert plan["accounting"]["totals"]["skipped"] == {"excluded": 2}
+
+
 def test_an_excluded_sample_is_skipped_and_counted(tmp_path: Path) -> None:
     rows = _rows(30, seed=0)
-    plan = _plan(tmp_path, {"a": rows}, exclude=[rows[4].name, "f" * 32])
+    plan = _plan(tmp_path, {"a": rows}, exclude=[rows[4].name])
     assert plan["accounting"]["totals"]["skipped"] == {"excluded": 1}
     assert plan["accounting"]["totals"]["kept"] == 29
     names = [name for path in (tmp_path / "tokens" / "shards").iterdir() for name in pq.read_table(path)["sample_id"].to_pylist()]
