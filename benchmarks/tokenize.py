@@ -1,13 +1,17 @@
 """Rows per second of tokenising ShareGPT with Qwen3's tokenizer: this project, speculators' own preprocessing and SpecForge's.
 
     python benchmarks/tokenize.py --rows 4000
+    python benchmarks/tokenize.py --repeats 0 --memory-rows 5000
+    python benchmarks/tokenize.py --repeats 0 --whole
 
-One after the other in one run, on the same rows, all cores, each in its own environment and as published. The first run fetches the data
-and makes the environments (.cache/benchmarks; several gigabytes). speculators has every turn rendered by a vLLM server; without the
-address of one (`--vllm`), a function in its worker process takes the server's place, which spares it the way there and back.
+Side by side in one run, on the same rows, all cores, each in its own environment and as published; the order rotates from repeat to
+repeat. The first run fetches the data and makes the environments (.cache/benchmarks; several gigabytes). speculators has every turn
+rendered by a vLLM server; without the address of one (`--vllm`), a function in its worker process takes the server's place, which spares
+it the way there and back.
 
 Timed is the work from the file to the samples on disk, with no interpreter's start and no imports. This project and speculators make one
-sample a turn, as the model would be asked; SpecForge one a row. Then the memory of this project's processes at 1 and 4 times the rows.
+sample a turn, as the model would be asked; SpecForge one a row. `--memory-rows` tells the memory of this project's processes at so many
+rows and at 4 times as many; `--whole` tokenises all of ShareGPT and accounts for every row.
 """
 
 # ruff: noqa: E402
@@ -20,6 +24,7 @@ import argparse
 import json
 import os
 import resource
+import statistics
 import subprocess
 import tempfile
 import time
@@ -37,30 +42,45 @@ MAX_TOKENS = 2048
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--rows", type=int, default=4000, help="rows for the comparison, and a quarter of those for memory")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each, one after the other; the best of each counts")
+    parser.add_argument("--rows", type=int, default=4000, help="rows for the comparison")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each, in rotated order; 0 leaves the comparison out")
+    parser.add_argument("--memory-rows", type=int, help="tell the memory at so many rows, and at 4 times as many")
+    parser.add_argument("--whole", action="store_true", help="tokenise the whole dataset and account for every row")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--vllm", help="address of a vLLM server for speculators")
     for name in PEERS:
         parser.add_argument(f"--{name}-python", help=f"Python of an environment with {PEERS[name]}")
-    parser.add_argument("--output", type=Path, help="JSON file for the figures")
     arguments = parser.parse_args()
     subprocess.run([sys.executable, ROOT / "tests" / "fetch_tokenizers.py"], check=True)
-    pythons = {name: getattr(arguments, f"{name}_python") or environment(name) for name in PEERS}
     with tempfile.TemporaryDirectory() as scratch:
-        figures = {"machine": f"{arguments.workers} processes", "rows": arguments.rows, "runs": {}}
-        rows = write_rows(Path(scratch) / "rows.jsonl", arguments.rows)
-        for _ in range(arguments.repeats):
-            for name in ("draftstates", *PEERS):
-                python = pythons.get(name, sys.executable)
-                found = measure(name, python, rows, Path(scratch), arguments)
-                figures["runs"].setdefault(name, []).append(found)
-                print(f"{name}: {found['rows'] / found['seconds']:.1f} rows/s, {found['samples']} samples", flush=True)
-        figures["rows_per_second"] = {name: max(run["rows"] / run["seconds"] for run in runs) for name, runs in figures["runs"].items()}
-        figures["memory"] = memory(arguments.rows, Path(scratch), arguments)
-    report(figures)
-    if arguments.output:
-        arguments.output.write_text(json.dumps(figures, indent=1) + "\n")
+        if arguments.repeats:
+            compare(Path(scratch), arguments)
+        if arguments.memory_rows:
+            tell_memory(Path(scratch), arguments)
+        if arguments.whole:
+            tell_whole(Path(scratch), arguments)
+
+
+def compare(scratch: Path, arguments: argparse.Namespace) -> None:
+    """All three on the same rows, repeat by repeat: medians with least and most, ratios within each repeat."""
+    pythons = {name: getattr(arguments, f"{name}_python") or environment(name) for name in PEERS}
+    names = ["draftstates", *PEERS]
+    rows = write_rows(scratch / "rows.jsonl", arguments.rows)
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    for repeat in range(arguments.repeats):
+        for name in names[repeat % len(names) :] + names[: repeat % len(names)]:
+            found = measure(name, pythons.get(name, sys.executable), rows, scratch, arguments)
+            rates[name].append(found["rows"] / found["seconds"])
+            print(f"{name}: {rates[name][-1]:.1f} rows/s, {found['samples']:,} samples", flush=True)
+    print(f"\n| {arguments.rows:,} rows, {arguments.workers} processes | rows/s | this project over it |\n| --- | --- | --- |")
+    for name in names:
+        ratios = [ours / theirs for ours, theirs in zip(rates["draftstates"], rates[name], strict=True)]
+        print(f"| {name} | {spread(rates[name], '.0f')} | {'1' if name == 'draftstates' else spread(ratios, '.2f')} |")
+
+
+def spread(values: list[float], form: str) -> str:
+    """Median, and least and most in brackets."""
+    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
 def environment(name: str) -> str:
@@ -114,14 +134,23 @@ def measure(name: str, python: str, rows: Path, scratch: Path, arguments: argpar
         return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def memory(rows: int, scratch: Path, arguments: argparse.Namespace) -> dict[str, dict]:
-    """Greatest resident memory of parent and largest worker, in MiB, at 1 and 4 times a quarter of the rows."""
-    found = {}
+def tell_memory(scratch: Path, arguments: argparse.Namespace) -> None:
+    """Greatest resident memory of parent and largest worker, in MiB."""
+    print("\n| rows | parent, MiB | largest worker, MiB |\n| ---: | ---: | ---: |")
     for times in (1, 4):
-        file = write_rows(scratch / f"{times}.jsonl", times * rows // 4)
+        file = write_rows(scratch / "memory.jsonl", times * arguments.memory_rows)
         run = measure("draftstates", sys.executable, file, scratch, arguments)
-        found[f"{times}x"] = {key: run[key] for key in ("rows", "parent_mib", "worker_mib")}
-    return found
+        print(f"| {run['rows']:,} | {run['parent_mib']:,} | {run['worker_mib']:,} |", flush=True)
+
+
+def tell_whole(scratch: Path, arguments: argparse.Namespace) -> None:
+    """Every row of the dataset, kept or skipped for a reason."""
+    run = measure("draftstates", sys.executable, data_file(), scratch, arguments)
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in run["skipped"].items())
+    print(f"\n{run['rows']:,} rows in = {run['kept']:,} kept + {reasons}; {run['samples']:,} samples, {run['tokens']:,} tokens")
+    print(f"{run['seconds']:,.0f} s; parent {run['parent_mib']:,} MiB, largest worker {run['worker_mib']:,} MiB")
+    if run["rows"] != run["kept"] + sum(run["skipped"].values()):
+        sys.exit("error: the sum does not close")
 
 
 def one(rows: Path, folder: Path, workers: int) -> None:
@@ -130,7 +159,7 @@ def one(rows: Path, folder: Path, workers: int) -> None:
     from draftstates.tokens.pipeline import Pipeline
     from draftstates.tokens.tokenise import tokenise_source
 
-    options = TokeniseOptions(max_tokens=MAX_TOKENS, over_long="cut")
+    options = TokeniseOptions(max_tokens=MAX_TOKENS, over_long="cut", max_skipped_fraction=1.0)
     _ = Pipeline(TOKENIZER, options).template  # imports are not timed
     start = time.perf_counter()
     counts = tokenise_source(
@@ -144,19 +173,8 @@ def one(rows: Path, folder: Path, workers: int) -> None:
     )
     seconds = time.perf_counter() - start
     peaks = [resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    figures = {"rows": counts["rows_in"], "samples": counts["samples"], "seconds": seconds}
+    figures = {"rows": counts["rows_in"], "seconds": seconds, **{name: counts[name] for name in ("kept", "samples", "tokens", "skipped")}}
     print(json.dumps({**figures, "parent_mib": round(peaks[0]), "worker_mib": round(peaks[1])}))
-
-
-def report(figures: dict) -> None:
-    rates = figures["rows_per_second"]
-    fastest = max(rate for name, rate in rates.items() if name != "draftstates")
-    print(f"\n| {figures['rows']} rows, {figures['machine']} | rows per second | of the faster other |\n| --- | ---: | ---: |")
-    for name, rate in rates.items():
-        print(f"| {name} | {rate:,.1f} | {rate / fastest:.2f} |")
-    print("\n| rows | parent, MiB | largest worker, MiB |\n| ---: | ---: | ---: |")
-    for run in figures["memory"].values():
-        print(f"| {run['rows']:,} | {run['parent_mib']:,} | {run['worker_mib']:,} |")
 
 
 if __name__ == "__main__":
