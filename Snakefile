@@ -36,7 +36,8 @@ onstart:
 
 
 onsuccess:
-    shell("python scripts/accounting.py --plan {PLAN:q}")
+    if PLAN.exists():
+        shell("python scripts/accounting.py --plan {PLAN:q}")
 
 
 rule all:

@@ -131,12 +131,11 @@ def digest(path: Path) -> str:
     for folder in (path.absolute(), path.resolve()):
         if folder.parent.name == "snapshots" and _SNAPSHOT.fullmatch(folder.name):
             return f"commit-{folder.name}"
-    total = hashlib.sha256(b"draftstates.model.v1\0" + _canonical((path / "config.json").read_bytes()))
+    total = hashlib.sha256(b"draftstates.model.v1\0" + _canonical(path / "config.json"))
     for name in _TOKENIZER_FILES:
         file = path / name
         if file.exists():
-            content = file.read_bytes()
-            total.update(f"\0{name}\0".encode() + (_canonical(content) if name.endswith("config.json") else content))
+            total.update(f"\0{name}\0".encode() + (_canonical(file) if name.endswith("config.json") else file.read_bytes()))
     for file in files:
         total.update(f"\0{file.name}\0{file.stat().st_size}\0".encode())
         for block in _sampled_blocks(file):
@@ -197,13 +196,16 @@ def _quantization(config: dict[str, Any]) -> str | None:
     return None if not found else str(found.get("quant_method", "unknown"))
 
 
-def _canonical(text: bytes) -> bytes:
+def _canonical(file: Path) -> bytes:
     """A JSON file's content without what says where it came from."""
 
     def content(found: dict[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in found.items() if key not in _NOT_CONTENT}
 
-    return json.dumps(json.loads(text, object_hook=content), sort_keys=True).encode()
+    try:
+        return json.dumps(json.loads(file.read_bytes(), object_hook=content), sort_keys=True).encode()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: expected JSON of a model, found {type(error).__name__}: {error}") from error
 
 
 def _weight_files(path: Path) -> list[Path]:

@@ -36,12 +36,19 @@ class LayerParity:
 
 
 class Reference:
-    """A plain forward pass of the model on the disk."""
+    """A plain forward pass of the model on the disk.
+
+    Raises:
+        UserError: transformers cannot load it.
+    """
 
     def __init__(self, folder: Path, *, dtype: torch.dtype, device: str = "cpu", trust_remote_code: bool = False) -> None:
         from transformers import AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=trust_remote_code)
+        try:
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=trust_remote_code)
+        except Exception as error:  # whatever it meets in files of another kind
+            raise UserError(f"{folder}: expected a model that transformers can load: {type(error).__name__}: {error}") from error
         self._model, self._device = model.to(device).eval(), device
 
     @torch.inference_mode()

@@ -110,11 +110,19 @@ def read_plan(path: Path) -> dict[str, Any]:
     try:
         plan = json.loads(Path(path).read_bytes())
         found = (plan["format"], plan["format_version"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if found == (FORMAT, FORMAT_VERSION):
+            _check_fields(plan)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: expected a plan, found {type(error).__name__}: {error}") from error
     if found != (FORMAT, FORMAT_VERSION):
         raise UserError(f"{path}: expected {FORMAT} version {FORMAT_VERSION}, found {found[0]} {found[1]}; plan again")
     return plan
+
+
+def _check_fields(plan: dict[str, Any]) -> None:
+    """Touch what every reader of a plan needs; whatever is not there raises."""
+    _ = Path(plan["run"]), plan["capture"]["key"], plan["accounting"]["sources"].items(), plan["accounting"]["totals"].items()
+    _ = [shard[name] for shard in plan["shards"] for name in ("shard_id", "source", "samples", "tokens", "bytes")]
 
 
 def check_accounting(name: str, counts: dict[str, Any]) -> None:

@@ -47,7 +47,7 @@ def read_index(path: Path) -> SourceIndex:
     """
     accounting = _read_accounting(path.with_suffix(".json"))
     parts: list[tuple[np.ndarray, ...]] = [(np.empty(0, np.int64), np.empty(0, "S32"), np.empty(0, np.int64), np.empty(0, np.int64))]
-    with _open(path) as file:
+    with open_tokens(path) as file:
         for batch in file.iter_batches(batch_size=1024, columns=["row", "sample_id", "input_ids", "loss_mask"]):
             parts.append(_index_batch(path, batch))
     rows, names, lengths, supervised = (np.concatenate(columns) for columns in zip(*parts, strict=True))
@@ -117,7 +117,7 @@ def _close(writer: pq.ParquetWriter | None, partial: Path, folder: Path, shard_i
 
 def _pieces(index: SourceIndex, shard_of: np.ndarray, absent: np.ndarray) -> Iterator[tuple[int, pa.Table]]:
     """The rows of each wanted shard, in order, in pieces of at most one row group; other row groups are not read."""
-    with _open(index.path) as file:
+    with open_tokens(index.path) as file:
         first = 0
         for group in range(file.num_row_groups):
             end = first + file.metadata.row_group(group).num_rows
@@ -143,7 +143,12 @@ def _index_batch(path: Path, batch: pa.RecordBatch) -> tuple[np.ndarray, ...]:
     return batch.column("row").to_numpy().astype(np.int64), np.array(names, dtype="S32"), lengths, supervised
 
 
-def _open(path: Path) -> pq.ParquetFile:
+def open_tokens(path: Path) -> pq.ParquetFile:
+    """Open a source's Parquet file of tokens.
+
+    Raises:
+        UserError: no such file, or one of another kind.
+    """
     try:
         file = pq.ParquetFile(path)
     except (OSError, pa.ArrowInvalid) as error:

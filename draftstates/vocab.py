@@ -72,5 +72,5 @@ def model_vocab_size(folder: Path) -> int:
     try:
         config = json.loads((Path(folder) / "config.json").read_text())
         return int(config.get("text_config", config)["vocab_size"])
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{folder}: expected config.json with a vocab_size, found {type(error).__name__}: {error}") from error

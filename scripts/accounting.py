@@ -7,24 +7,21 @@ from pathlib import Path
 from draftstates import cli
 from draftstates.accounting import table
 from draftstates.errors import UserError
+from draftstates.plan import read_plan
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plan", type=Path, required=True)
     plan: Path = parser.parse_args().plan
-    manifest = plan.parent / read(plan)["run"] / "manifest.json" if plan.exists() else None
-    if manifest and manifest.exists():
-        print(table(read(manifest), path=manifest))
-    else:
+    manifest = plan.parent / read_plan(plan)["run"] / "manifest.json"
+    if not manifest.exists():
         print("no manifest yet: only a part of the workflow was asked for")
-
-
-def read(path: Path) -> dict:
+        return
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}; run snakemake first") from error
+        print(table(json.loads(manifest.read_bytes()), path=manifest))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{manifest}: expected a manifest with its accounting, found {type(error).__name__}: {error}") from error
 
 
 if __name__ == "__main__":

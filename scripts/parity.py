@@ -17,11 +17,12 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     shard = shards.Shard(arguments.shard)
+    num_layers = read_model(arguments.model).num_layers
     dtype = shards.torch_dtype(arguments.compute_dtype)
     reference = parity.Reference(arguments.model, dtype=dtype, device=arguments.device)
     coarser = max((arguments.compute_dtype, shard.stored_dtype), key=parity.TOLERANCES.get)
     for index in range(min(arguments.samples, len(shard))):
-        states = parity.named_states(shard, index, num_layers=read_model(arguments.model).num_layers)
+        states = parity.named_states(shard, index, num_layers=num_layers)
         found = parity.compare(states, reference.states(shard.sample(index)["input_ids"]))
         for layer in found:
             neighbours = ", ".join(f"{name} {distance:.2g}" for name, distance in layer.neighbours.items())

@@ -3,10 +3,8 @@
 import argparse
 from pathlib import Path
 
-import yaml
-
 from draftstates.cli import run
-from draftstates.errors import UserError
+from draftstates.config import load
 from draftstates.tokens.options import source_options
 from draftstates.tokens.tokenise import tokenise_source
 
@@ -14,17 +12,13 @@ from draftstates.tokens.tokenise import tokenise_source
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--source", required=True, help="name of the source in data.sources")
-    parser.add_argument("--config", required=True, type=Path, help="configuration file (YAML)")
+    parser.add_argument("--config", required=True, type=Path, help="configuration")
     parser.add_argument("--tokenizer", required=True, type=Path, help="folder with tokenizer and chat template")
     parser.add_argument("--output", required=True, type=Path, help="Parquet file of samples to write")
     parser.add_argument("--accounting", required=True, type=Path, help="JSON file that accounts for every row")
     parser.add_argument("--workers", type=int, default=1, help="processes")
     arguments = parser.parse_args()
-    try:
-        config = yaml.safe_load(arguments.config.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"{arguments.config}: expected a configuration: {error}") from error
-    paths, options = source_options(config, arguments.source)
+    paths, options = source_options(load(arguments.config), arguments.source)
     tokenise_source(
         name=arguments.source,
         paths=paths,

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from draftstates.errors import UserError
+from draftstates.token_files import open_tokens
 
 _TARGET, _CONTEXT, _RESET = "\x1b[30;42m", "\x1b[90m", "\x1b[0m"
 _STYLE = (
@@ -24,9 +24,9 @@ def find_sample(path: Path, *, sample_id: str | None = None, row: int | None = N
         `row`, `part`, `sample_id`, `input_ids` [T] and `loss_mask` [T] of each.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or the file is no file of tokens.
     """
-    file = pq.ParquetFile(path)
+    file = open_tokens(path)
     for group in range(file.num_row_groups):
         names = file.read_row_group(group, columns=["sample_id", "row"])
         if sample_id is not None:

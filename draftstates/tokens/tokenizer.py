@@ -23,7 +23,7 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # whatever it meets in files of another kind, or in a tokenizer's own code
         raise UserError(f"{folder}: expected a tokenizer that transformers can load: {error}") from error
     file = folder / "tokenizer.json"
     backend = getattr(tokenizer, "backend_tokenizer", None)

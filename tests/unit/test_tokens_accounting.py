@@ -170,8 +170,8 @@ def test_a_killed_run_leaves_nothing_under_a_final_name(tmp_path) -> None:
 
 
 def test_the_command_reports_an_error_in_one_line(tmp_path) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text(json.dumps({"data": {"sources": [{"name": "s", "files": ["x.jsonl"]}], "max_tokens": 64}}))
+    config, data = tmp_path / "config.yaml", {"sources": [{"name": "s", "files": ["x.jsonl"]}], "max_tokens": 64}
+    config.write_text(json.dumps({"data": data, "model": {"path": "m"}, "capture": {}}))
     command = [sys.executable, REPOSITORY / "scripts" / "tokenise.py", "--source", "other", "--config", config]
     command += ["--tokenizer", tmp_path, "--output", tmp_path / "o", "--accounting", tmp_path / "a"]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -12,6 +12,7 @@ ID, OTHER = "0" * 32, "1" * 32
 REPOSITORY = Path(__file__).parents[2]
 # They carry a result, or refuse to, but decide none.
 NEUTRAL = {"cli.py", "errors.py", "config.py", "building.py", "final_norm.py"}
+OF_NO_TOKENS = {"tokenise": {"layers.py"}, "plan": set()}
 
 
 def make_shard(results: Path, run: str, name: str, *, without: str = "") -> None:
@@ -89,5 +90,5 @@ def test_a_rule_is_stale_when_any_module_that_decides_its_result_changes(rule: s
     digested = re.findall(r'"([^"]+)"', re.search(r"source_digest\((.*?)\)", text, flags=re.DOTALL)[1])
     modules = {path.relative_to(workflow.PACKAGE).as_posix() for path in imported(REPOSITORY / "scripts" / f"{rule}.py", set())}
     assert modules
-    missing = {name for name in modules - NEUTRAL if name not in digested and name.split("/")[0] not in digested}
+    missing = {name for name in modules - NEUTRAL - OF_NO_TOKENS[rule] if name not in digested and name.split("/")[0] not in digested}
     assert not missing

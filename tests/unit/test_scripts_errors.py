@@ -1,0 +1,123 @@
+"""Whatever a path that is handed to a command leads to, the answer is one line that names it, never a traceback."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+from captured import capture, tiny_model, write
+from synthetic import small
+from token_kit import REPOSITORY, chat, run_script, run_source, tokenizer_folder
+
+from draftstates.cli import run
+
+FAULTS = {
+    "no such path": None,
+    "a folder": "folder",
+    "an empty file": b"",
+    "rubbish": b"\xff\xfe\x00PAR1 \x80{[",
+    "JSON of another shape": b"[1, 2]",
+    "JSON of another kind": b'{"a": {"b": 1}}',
+}
+FORMATS = {
+    "plan": b'{"format": "draftstates.plan", "format_version": 1, "run": 7, "shards": [{}]}',
+    "manifest": b'{"format": "draftstates.manifest", "format_version": 1, "capture": [], "shards": {}}',
+    "receipts": b'{"format": "draftstates.receipts", "format_version": 1, "samples": 3}',
+}
+COMMANDS = {
+    "accounting": "--plan {plan}",
+    "compact": "--manifest {manifest} --output {out} --fp8 all --keep-top-token {model}",
+    "export": "--manifest {manifest} --trainer speculators --output {out} --model {model}",
+    "extract": "--config {config} --plan {plan} --shard-id {shard_id} --tokens {shard_tokens} --output {out}/shard",
+    "manifest": "--plan {plan} --run-dir {run} --output {out}/manifest.json --samples {out}/samples.parquet",
+    "parity": "--shard {shard} --model {model} --compute-dtype float32",
+    "plan": "--config {config} --tokens {tokens} --model {model} --output {out}/plan.json",
+    "serve": "--config {config} --plan {plan}",
+    "server": "--config {config} --plan {plan} --output {out}/server.json",
+    "show_sample": "{tokens} --tokenizer {tokenizer}",
+    "token_statistics": "{plan}",
+    "tokenise": "--config {config} --source test --tokenizer {tokenizer} --output {out}/t.parquet --accounting {out}/t.json",
+    "verify": "--plan {plan} --shard-id {shard_id} --model {model} --shard {shard} --probe {probe} --receipts {receipts} --output {out}/v",
+    "vocabulary": "{plan} --draft-size 8 --model {model} --output {out}",
+}
+NOT_INPUTS = {"out", "shard_id"}
+FOLDERS = {"model", "tokenizer", "run"}
+
+
+class Case(NamedTuple):
+    """One path of one command, and what is wrong with it."""
+
+    command: str
+    path: str
+    fault: str
+    content: object
+
+
+def cases() -> Iterator[Case]:
+    for command, line in COMMANDS.items():
+        for path in [part.strip("{}") for part in line.split() if part.startswith("{") and "}" in part]:
+            path = path.split("}")[0]
+            if path in NOT_INPUTS:
+                continue
+            for fault, content in FAULTS.items():
+                yield Case(command, path, fault, content)
+            if path in FORMATS:
+                yield Case(command, path, "right format, wrong content", FORMATS[path])
+
+
+def test_every_command_that_is_handed_a_path_is_tried() -> None:
+    assert set(COMMANDS) == {path.stem for path in (REPOSITORY / "scripts").glob("*.py")} - {"prepare_demo_model"}
+
+
+def test_an_error_of_the_system_that_is_about_no_file_is_not_hidden() -> None:
+    def main() -> None:
+        raise ConnectionResetError(104, "reset")
+
+    with pytest.raises(ConnectionResetError):
+        run(main)
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> dict[str, object]:
+    """Paths that are as they should be, by the names in COMMANDS."""
+    folder = tmp_path_factory.mktemp("good")
+    files = write(capture(tiny_model(folder / "model")), folder / "run" / "shards")
+    (folder / "plan.json").write_text(json.dumps(files.plan))
+    run_source(folder, [{"messages": chat(f"Q{n}", f"A{n}")} for n in range(4)])
+    config = {
+        "data": {"sources": [{"name": "test", "files": [str(folder / "rows.jsonl")]}], "max_tokens": 64},
+        "model": {"path": str(files.model)},
+        "capture": {"residual_layers": [1, 2]},
+        "results": str(folder / "results"),
+        "server": {"launcher": "external", "url": "http://127.0.0.1:9"},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return {
+        **{"plan": folder / "plan.json", "run": folder / "run", "config": folder / "config.yaml", "model": files.model},
+        **{"manifest": small(folder / "synthetic").path, "tokens": folder / "test.parquet", "tokenizer": tokenizer_folder("smollm2")},
+        **{"shard": files.shard, "probe": files.probe, "receipts": files.receipts, "shard_id": files.shard_id},
+        "shard_tokens": folder / "none.parquet",
+    }
+
+
+@pytest.mark.parametrize("case", list(cases()), ids=lambda case: f"{case.command}: {case.path}: {case.fault}")
+def test_a_path_that_leads_to_something_else_is_named_in_one_line(case: Case, good: dict[str, object], tmp_path: Path) -> None:
+    path = tmp_path / f"given-{case.path}.json"
+    if case.content == "folder":
+        path.mkdir()
+    elif isinstance(case.content, bytes) and case.path in FOLDERS and case.fault != "an empty file":
+        path.mkdir()
+        for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
+            (path / name).write_bytes(case.content)
+    elif isinstance(case.content, bytes):
+        path.write_bytes(case.content)
+    values = {**good, "out": tmp_path / "out", case.path: path}
+    line = [part.format(**values) for part in COMMANDS[case.command].split()]
+    with pytest.raises(SystemExit) as end:
+        run_script(f"{case.command}.py", *line)
+    message = str(end.value.code)
+    assert message.startswith("error: ")
+    assert str(path) in message
+    assert not list((tmp_path / "out").rglob("*.json"))
