@@ -8,6 +8,9 @@ What is made, below the folder that `results` in the configuration names:
     <run>/shards/                       the hidden states, a file a shard, and the receipts of their capture
     <run>/verified/                     what reading each shard again from the disk has shown
     <run>/manifest.json, samples.parquet
+    <run>/exports/<trainer>/            the same for a trainer, where the configuration names some in `exports`
+    report/                             statistics and marked samples of the tokens, for `snakemake --report`
+    vocabulary/                         a drafter's vocabulary, where the configuration names `draft_vocab_size`
 
 <run> is the model's name and the first 8 digits of the capture key. Rules are in the order of the data.
 """
@@ -50,3 +53,5 @@ include: "rules/server.smk"
 include: "rules/extract.smk"
 include: "rules/verify.smk"
 include: "rules/manifest.smk"
+include: "rules/export.smk"
+include: "rules/report.smk"

@@ -105,7 +105,9 @@ def _read_numbers(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> A
     schema = _followed(schema, root)
     for choice in schema.get("anyOf", []):
         value = _read_numbers(value, choice, root)
-    if schema.get("type") in ("integer", "number") and isinstance(value, str) and _NUMBER.fullmatch(value):
+    kinds = schema.get("type", [])
+    numeric = not {"integer", "number"}.isdisjoint([kinds] if isinstance(kinds, str) else kinds)
+    if numeric and isinstance(value, str) and _NUMBER.fullmatch(value):
         return float(value) if "." in value else int(value)
     if isinstance(value, dict):
         known = schema.get("properties", {})
@@ -156,10 +158,11 @@ def _expected(error: jsonschema.ValidationError) -> str:
     value = error.validator_value
     rules = {
         "type": lambda: " or ".join(value) if isinstance(value, list) else str(value),
-        "enum": lambda: "one of " + ", ".join(map(str, value)),
+        "enum": lambda: "one of " + ", ".join("null" if choice is None else str(choice) for choice in value),
         "minimum": lambda: f"at least {value}",
         "exclusiveMinimum": lambda: f"more than {value}",
         "maximum": lambda: f"at most {value}",
+        "exclusiveMaximum": lambda: f"less than {value}",
         "minItems": lambda: f"at least {value} entry",
         "minLength": lambda: "some text",
         "uniqueItems": lambda: "no entry twice",

@@ -1,8 +1,11 @@
 """The smaller vocabulary of a drafter: the tokens that are learned most often."""
 
 import dataclasses
+import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +47,22 @@ class TokenCounts:
     def nonzero(self) -> dict[int, int]:
         """Token id to count, for the tokens that occur."""
         return {int(token): int(self.counts[token]) for token in np.flatnonzero(self.counts)}
+
+
+def check_draft_size(draft_size: int | None, *, target_size: int) -> None:
+    """Hold the configuration's `draft_vocab_size` to the model's vocabulary.
+
+    Raises:
+        UserError: it is larger.
+    """
+    if draft_size is not None and draft_size > target_size:
+        raise UserError(f"draft_vocab_size: expected at most the model's {target_size:,}, found {draft_size:,}")
+
+
+def vocabulary_key(plan: Mapping[str, Any], *, draft_size: int, target_size: int) -> str:
+    """16 hex digits that change with the samples of a plan and the two sizes, and with nothing else."""
+    named = {"shards": sorted(shard["shard_id"] for shard in plan["shards"]), "draft": draft_size, "target": target_size}
+    return hashlib.sha256(b"draftstates.vocabulary.v1\0" + json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def draft_vocabulary(counts: np.ndarray, *, draft_size: int) -> VocabularyMap:

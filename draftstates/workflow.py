@@ -6,8 +6,9 @@ Everything here is cheap: Snakemake parses its files again for every job on a cl
 import hashlib
 import os
 import re
+import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from draftstates.server.slurm import run as slurm
 PACKAGE = Path(__file__).parent
 SHARD_PARTS = (".safetensors", ".probe.safetensors", ".receipts.json")
 ANY_RUN = "[^/]+"
+_WITH_VOCABULARY = ("speculators", "specforge")  # the others draft with the model's own, or make theirs
 _TOKENIZER_FILES = ("tokenizer*", "*.jinja", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model", "*.py")
 
 
@@ -52,6 +54,24 @@ def tokenizer_digest(folder: Path) -> str:
     for file in sorted({file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern)}):
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
+
+
+def vocabulary_name(plan: Mapping[str, Any], model: Path, draft_size: int) -> str:
+    """Name of the folder of a plan's vocabulary: of its content, so that another plan, model or size gives another."""
+    from draftstates import vocab  # numpy, which most jobs never need
+
+    return vocab.vocabulary_key(plan, draft_size=draft_size, target_size=vocab.model_vocab_size(model))
+
+
+def export_options(config: Mapping[str, Any], trainer: str) -> str:
+    """Arguments of `scripts/export.py` for one trainer, quoted for a shell; few for one that the configuration does not name."""
+    chosen = dict(config["exports"].get(trainer, {}))
+    if chosen.get("residual_layers"):
+        chosen["layers"] = ",".join(map(str, chosen["residual_layers"]))
+    if trainer in _WITH_VOCABULARY:
+        chosen["draft_vocab_size"] = config["draft_vocab_size"]
+    flags = [(f"--{name.replace('_', '-')}", str(value)) for name, value in sorted(chosen.items()) if value is not None]
+    return shlex.join(part for flag, value in flags if flag != "--residual-layers" for part in (flag, value))
 
 
 def runs_without_present_shards(results: Path) -> str:

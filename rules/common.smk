@@ -3,13 +3,16 @@
 import functools
 import json
 import os
+import time
 from pathlib import Path
 
 from draftstates import workflow as ask
 from draftstates.config import check_results, resolve, save_resolved
 from draftstates.errors import UserError
+from draftstates.forecast import forecast
 from draftstates.progress import say_each_minute
 from snakemake.exceptions import WorkflowError
+from snakemake.logging import logger
 
 try:
     config = resolve(config, origin=" ".join(map(str, workflow.overwrite_configfiles)) or "config.yaml")
@@ -19,6 +22,8 @@ except UserError as error:
 
 ask.export_environment(config)
 
+STARTED = time.time_ns()
+
 RESULTS = Path(config["results"])
 LOGS = RESULTS / "logs"
 BENCHMARKS = RESULTS / "benchmarks"
@@ -26,6 +31,7 @@ PLAN = RESULTS / "plan.json"
 RUN = RESULTS / "{run}"
 SHARD = RUN / "shards" / "{shard_id}"
 SHARD_TOKENS = RESULTS / "tokens" / "shards"
+REPORT = RESULTS / "report"
 MODEL = Path(config["model"]["path"])
 SOURCES = {source["name"]: source for source in config["data"]["sources"]}
 
@@ -60,6 +66,8 @@ def model_digest(wildcards):
 def read_plan(path, modified):
     try:
         plan = json.loads(Path(path).read_text())
+        if modified > STARTED and workflow.is_main_process:
+            logger.info(forecast(plan, config["extract"]["tokens_per_second"]))
         return {"run": plan["run"], "shards": plan["shards"]}
     except (ValueError, KeyError, TypeError) as error:
         raise WorkflowError(f"{path}: expected a plan ({type(error).__name__}: {error}); delete it and run again")
@@ -85,7 +93,25 @@ def final_files(wildcards):
     """All that a run promises. The shards too, or nobody would notice that one behind a present manifest is gone."""
     folder = RESULTS / planned()["run"]
     shards = in_run(f"{SHARD}.safetensors")
-    return [folder / "manifest.json", folder / "samples.parquet", *shards, *verified_files(wildcards)]
+    exports = [folder / "exports" / trainer / "export.json" for trainer in config["exports"]]
+    manifest = [folder / "manifest.json", folder / "samples.parquet"]
+    return [*manifest, *shards, *verified_files(wildcards), *exports, *report_files(wildcards)]
+
+
+def report_files(wildcards):
+    """What follows from tokens alone."""
+    size = config["draft_vocab_size"]
+    vocabulary = [RESULTS / "vocabulary" / ask.vocabulary_name(planned(), MODEL, size)] if size else []
+    return [REPORT / "statistics.html", REPORT / "samples.html", *vocabulary]
+
+
+def tokens_per_second_option(wildcards):
+    rate = config["extract"]["tokens_per_second"]
+    return f"--tokens-per-second {rate}" if rate else ""
+
+
+def export_options(wildcards):
+    return ask.export_options(config, wildcards.trainer)
 
 
 def shard_tokens(wildcards):

@@ -8,8 +8,11 @@ from pathlib import Path
 from draftstates import config
 from draftstates.building import publish_text
 from draftstates.cli import run
+from draftstates.exports.possible import check_exports
+from draftstates.forecast import forecast
 from draftstates.model import capture_spec, read_head, read_model
 from draftstates.plan import PlanOptions, make_plan
+from draftstates.vocab import check_draft_size
 
 
 def main() -> None:
@@ -23,9 +26,13 @@ def main() -> None:
 
     settings = config.load(arguments.config)
     read_head(arguments.model, final_norm=settings["capture"]["final_norm"])  # one that cannot be verified is refused before a GPU is taken
+    model = read_model(arguments.model)
+    spec = capture_spec(model, name=settings["model"]["name"], capture=settings["capture"])
+    check_exports(settings["exports"], spec=spec, model=arguments.model)
+    check_draft_size(settings["draft_vocab_size"], target_size=model.vocab_size)
     plan = make_plan(
         arguments.tokens,
-        spec=capture_spec(read_model(arguments.model), name=settings["model"]["name"], capture=settings["capture"]),
+        spec=spec,
         results=arguments.results or arguments.output.parent,
         options=PlanOptions(
             min_bytes=settings["shards"]["min_bytes"],
@@ -38,11 +45,8 @@ def main() -> None:
     )
     publish_text(json.dumps(plan, indent=1) + "\n", arguments.output)
     totals = plan["accounting"]["totals"]
-    print(
-        f"{totals['rows_in']:,} rows in, {totals['samples']:,} samples of {totals['tokens']:,} tokens in {len(plan['shards']):,} shards; "
-        f"{plan['bytes_needed']:,} bytes to capture, {plan['bytes_present']:,} there, {plan['disk_free']:,} free",
-        file=sys.stderr,
-    )
+    estimate = forecast(plan, settings["extract"]["tokens_per_second"])
+    print(f"{totals['rows_in']:,} rows in, {totals['samples']:,} samples, {estimate}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -7,20 +7,23 @@ from pathlib import Path
 from draftstates.cli import run
 from draftstates.plan import read_plan
 from draftstates.tokens.output import write_atomically
-from draftstates.tokens.statistics import as_text, statistics
+from draftstates.tokens.statistics import as_html, as_text, statistics
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("plan", type=Path, help="results/plan.json; the tokens lie in tokens/ beside it")
-    parser.add_argument("--tokens-per-second", type=float, help="rate of the capture, for the hours")
+    parser.add_argument("--tokens-per-second", type=float, help="assumed rate of the capture, for the hours")
     parser.add_argument("--output", type=Path, help="write them as JSON too")
+    parser.add_argument("--html", type=Path, help="and as a page")
     arguments = parser.parse_args()
     found = statistics(
         read_plan(arguments.plan), tokens_folder=arguments.plan.parent / "tokens", tokens_per_second=arguments.tokens_per_second
     )
     if arguments.output:
         write_atomically(arguments.output, json.dumps(found, indent=1) + "\n")
+    if arguments.html:
+        write_atomically(arguments.html, as_html(found))
     print(as_text(found))
 
 

@@ -18,7 +18,7 @@ _STYLE = (
 
 
 def find_sample(path: Path, *, sample_id: str | None = None, row: int | None = None) -> list[dict[str, Any]]:
-    """Samples in a file of tokens: the one whose id begins with `sample_id`, those of a row of the source, or else the first.
+    """Samples in a file of tokens: the one whose id begins with `sample_id`, or those of a row of the source.
 
     Returns:
         `row`, `part`, `sample_id`, `input_ids` [T] and `loss_mask` [T] of each.
@@ -29,17 +29,32 @@ def find_sample(path: Path, *, sample_id: str | None = None, row: int | None = N
     file = open_tokens(path)
     for group in range(file.num_row_groups):
         names = file.read_row_group(group, columns=["sample_id", "row"])
-        if sample_id is not None:
-            chosen = pc.starts_with(names["sample_id"], sample_id)
-        elif row is not None:
-            chosen = pc.equal(names["row"], row)
-        else:
-            chosen = np.arange(len(names)) == 0
+        chosen = pc.equal(names["row"], row) if sample_id is None else pc.starts_with(names["sample_id"], sample_id)
         indices = np.flatnonzero(np.asarray(chosen))
         if len(indices):
             return file.read_row_group(group).take(indices).to_pylist()
-    wanted = f"sample {sample_id}" if sample_id is not None else f"row {row}" if row is not None else "sample"
-    raise UserError(f"{path}: expected {wanted}, found none such")
+    raise UserError(f"{path}: expected {f'row {row}' if sample_id is None else f'sample {sample_id}'}, found none such")
+
+
+def spread_samples(path: Path, *, count: int) -> list[dict[str, Any]]:
+    """Samples in a file of tokens, at most `count` and evenly spread over it, as `find_sample` gives them.
+
+    Raises:
+        UserError: there is none, or the file is no file of tokens.
+    """
+    file = open_tokens(path)
+    total = file.metadata.num_rows
+    if not total:
+        raise UserError(f"{path}: expected samples, found none")
+    wanted = np.unique(np.linspace(0, total - 1, count).astype(int))
+    found, first = [], 0
+    for group in range(file.num_row_groups):
+        end = first + file.metadata.row_group(group).num_rows
+        here = wanted[(wanted >= first) & (wanted < end)] - first
+        if len(here):
+            found += file.read_row_group(group).take(here).to_pylist()
+        first = end
+    return found
 
 
 def runs(tokenizer: Any, input_ids: list[int], loss_mask: list[int]) -> list[tuple[str, bool]]:

@@ -1,6 +1,5 @@
 """A drafter's vocabulary out of a plan's tokens alone, before anything is captured, as speculators and SpecForge want it."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -15,13 +14,7 @@ import pyarrow.parquet as pq
 from draftstates.building import sync_folder
 from draftstates.errors import UserError
 from draftstates.exports.common import check_torch, save_torch
-from draftstates.vocab import TokenCounts, draft_vocabulary
-
-
-def vocabulary_key(plan: Mapping[str, Any], *, draft_size: int, target_size: int) -> str:
-    """16 hex digits that change with the samples of a plan and the two sizes, and with nothing else."""
-    named = {"shards": sorted(shard["shard_id"] for shard in plan["shards"]), "draft": draft_size, "target": target_size}
-    return hashlib.sha256(b"draftstates.vocabulary.v1\0" + json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
+from draftstates.vocab import TokenCounts, draft_vocabulary, vocabulary_key
 
 
 def write_vocabulary(plan: Mapping[str, Any], *, shard_tokens: Path, draft_size: int, target_size: int, output: Path) -> Path:

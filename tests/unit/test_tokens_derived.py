@@ -1,6 +1,7 @@
 """What follows from tokens alone: a drafter's vocabulary and the statistics of a run, before anything is captured."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -10,11 +11,13 @@ import torch
 from token_kit import chat, run_script, run_source, template
 
 from draftstates.errors import UserError
+from draftstates.forecast import forecast, hours
 from draftstates.plan import PlanOptions, make_plan
 from draftstates.shards import CaptureSpec
 from draftstates.tokens import pipeline
-from draftstates.tokens.statistics import as_text, statistics
-from draftstates.tokens.vocabulary import vocabulary_key, write_vocabulary
+from draftstates.tokens.statistics import as_html, as_text, statistics
+from draftstates.tokens.vocabulary import write_vocabulary
+from draftstates.vocab import check_draft_size, draft_vocabulary, vocabulary_key
 
 SPEC = CaptureSpec(
     model="m",
@@ -77,6 +80,17 @@ def test_a_small_vocabulary_says_how_much_it_covers(planned, tmp_path) -> None:
     assert about["targets"] == counts.sum()
 
 
+def test_ties_go_to_the_lower_id_and_missing_tokens_are_filled_up_from_below() -> None:
+    counts = np.array([0, 5, 2, 0, 2, 2, 0, 9])
+    assert np.flatnonzero(draft_vocabulary(counts, draft_size=3).t2d).tolist() == [1, 2, 7]
+    assert np.flatnonzero(draft_vocabulary(counts, draft_size=7).t2d).tolist() == [0, 1, 2, 3, 4, 5, 7]
+    with pytest.raises(UserError, match=r"must lie in 1\.\.8, found 9"):
+        draft_vocabulary(counts, draft_size=9)
+    with pytest.raises(UserError, match="draft_vocab_size: expected at most the model's 8, found 9"):
+        check_draft_size(9, target_size=8)
+    check_draft_size(8, target_size=8)
+
+
 def test_the_folder_is_named_by_content_so_that_it_is_never_stale(planned, tmp_path) -> None:
     plan, tokens = planned
     folder = vocabulary(planned, tmp_path / "v")
@@ -117,14 +131,35 @@ def test_statistics_count_what_the_tokens_hold(planned) -> None:
 def test_statistics_for_people_name_every_reason(planned) -> None:
     plan, tokens = planned
     text = as_text(statistics(plan, tokens_folder=tokens, tokens_per_second=100))
-    for part in ("43 rows in, 40 kept, 3 skipped", "skipped, duplicate: 2", "skipped, empty: 1", "hours at the rate given"):
+    for part in ("43 rows in, 40 kept, 3 skipped", "skipped, duplicate: 2", "skipped, empty: 1", "hours at 100 tokens/s"):
         assert part in text
+
+
+def test_hours_are_those_of_what_is_still_to_be_captured() -> None:
+    plan = {"accounting": {"totals": {"tokens": 7200}}, "shards": [1], "bytes_needed": 30, "bytes_present": 10, "disk_free": 99}
+    assert hours(plan, 2.0) == pytest.approx(0.75)
+    assert hours({**plan, "bytes_needed": 0, "bytes_present": 0}, 2.0) == 0
+    assert hours(plan, None) is None
+    assert forecast(plan, 2.0) == "7,200 tokens in 1 shards; 30 bytes to capture, 10 there, 99 free; about 0.75 hours at 2 tokens/s"
+    assert "hours" not in forecast(plan, None)
+
+
+def test_the_page_shows_what_the_statistics_hold(planned) -> None:
+    plan, tokens = planned
+    found = statistics(plan, tokens_folder=tokens, tokens_per_second=100)
+    page = as_html({**found, "sources": {"<a>": found["sources"]["test"]}})
+    assert "<td>43</td><td>40</td><td>40</td><td>2</td>" in page
+    assert "2 duplicate, 1 empty" in page
+    assert "&lt;a&gt;" in page and "<a>" not in page
+    bars = re.findall(r"<td>from [0-9,]+</td><td>([0-9,]+)</td><td>(█+)</td>", page)
+    assert sum(int(count.replace(",", "")) for count, _ in bars) == 2 * 40  # of tokens, and of targets
 
 
 def test_the_commands(planned, tmp_path, demo_model, capsys) -> None:
     plan, _ = planned
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    run_script("token_statistics.py", tmp_path / "plan.json", "--output", tmp_path / "s.json")
+    run_script("token_statistics.py", tmp_path / "plan.json", "--output", tmp_path / "s.json", "--html", tmp_path / "s.html")
+    assert (tmp_path / "s.html").read_text().startswith("<!doctype html>")
     assert "43 rows in" in capsys.readouterr().out
     assert json.loads((tmp_path / "s.json").read_text())["sources"]["test"]["kept"] == 40
     run_script("vocabulary.py", tmp_path / "plan.json", "--draft-size", 32, "--model", demo_model, "--output", tmp_path / "v")

@@ -1,10 +1,12 @@
 """People check masks by eye: what is shown is what is a target."""
 
+import pyarrow.parquet as pq
 import pytest
 from token_kit import chat, run_script, run_source, template, tokenise, tokenizer_folder
 
 from draftstates.errors import UserError
-from draftstates.tokens.show import as_html, as_terminal, find_sample, html_page, runs
+from draftstates.tokens import output
+from draftstates.tokens.show import as_html, as_terminal, find_sample, html_page, runs, spread_samples
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +40,32 @@ def test_the_command_finds_a_sample_by_row_and_by_id(tmp_path, demo_model, capsy
     run_source(tmp_path, [{"messages": chat(f"Q{n}", f"A{n}")} for n in range(3)])
     (sample,) = find_sample(tmp_path / "test.parquet", row=2)
     assert find_sample(tmp_path / "test.parquet", sample_id=sample["sample_id"][:8]) == [sample]
-    assert find_sample(tmp_path / "test.parquet")[0]["row"] == 0
+    assert [sample["row"] for sample in spread_samples(tmp_path / "test.parquet", count=1)] == [0]
     with pytest.raises(UserError, match="expected row 9, found none"):
         find_sample(tmp_path / "test.parquet", row=9)
+    with pytest.raises(UserError, match="expected sample ffff, found none such"):
+        find_sample(tmp_path / "test.parquet", sample_id="ffff")
     run_script("show_sample.py", tmp_path / "test.parquet", "--row", 2, "--tokenizer", tokenizer_folder("smollm2"))
     shown = capsys.readouterr().out
-    assert shown.startswith(f"sample {sample['sample_id']}, row 2: ")
+    assert shown.startswith(f"sample {sample['sample_id']}, row 2 of test: ")
     assert "⟦A2<|im_end|>⟧" in shown
     assert "A1" not in shown
     run_script("show_sample.py", tmp_path / "test.parquet", "--tokenizer", tokenizer_folder("smollm2"), "--html", tmp_path / "s.html")
     assert "<b>A0&lt;|im_end|&gt;</b>" in (tmp_path / "s.html").read_text()
+
+
+def test_some_samples_of_each_source_are_spread_over_it(tmp_path, demo_model, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(output, "_GROUP_ROWS", 4)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        run_source(tmp_path / name, [{"messages": chat(f"Q{n}", f"{name}{n}")} for n in range(31)])
+    path = tmp_path / "a" / "test.parquet"
+    assert pq.ParquetFile(path).num_row_groups > 4
+    assert [sample["row"] for sample in spread_samples(path, count=4)] == [0, 10, 20, 30]
+    assert len(spread_samples(path, count=99)) == 31
+    paths = [path, tmp_path / "b" / "test.parquet"]
+    run_script("show_sample.py", *paths, "--tokenizer", tokenizer_folder("smollm2"), "--count", 2)
+    shown = capsys.readouterr().out
+    assert [answer for answer in ("a0", "a30", "b0", "b30", "a1") if f"⟦{answer}<|im_end|>⟧" in shown] == ["a0", "a30", "b0", "b30"]
+    with pytest.raises(SystemExit):
+        run_script("show_sample.py", *paths, "--tokenizer", tokenizer_folder("smollm2"), "--row", 2)

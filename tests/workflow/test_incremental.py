@@ -127,6 +127,20 @@ def test_other_layers_are_captured_under_another_key_and_going_back_is_free(real
     assert real.plan()["run"] == run_name
 
 
+def test_configured_exports_are_part_of_a_run_and_made_once(real: Workspace) -> None:
+    real.config |= {"exports": {"specforge": {}, "deepspec": {"target_model": "tiny"}}, "draft_vocab_size": 64}
+    run = real.run()
+    assert (run.jobs("export"), run.extracted, run.jobs("server")) == (2, 0, 0)
+    folder = real.results / real.plan()["run"] / "exports"
+    for trainer in ("specforge", "deepspec"):
+        summary = json.loads((folder / trainer / "export.json").read_text())
+        assert summary["samples"] == sum(shard["samples"] for shard in real.plan()["shards"])
+    assert (folder / "specforge" / "vocab_mapping.pt").exists()
+    assert real.run().nothing_to_be_done
+    real.config["draft_vocab_size"] = 32
+    assert real.run().jobs("export") == 1, "of the two, specforge alone has a vocabulary of this size"
+
+
 def test_one_shard_deleted_is_one_capture(real: Workspace) -> None:
     shards = real.shards()
     shards[2].unlink()

@@ -1,0 +1,34 @@
+"""Whether a capture can be exported as the configuration asks, seen before anything is captured."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from draftstates.errors import UserError
+from draftstates.exports.trainers import trainer
+from draftstates.final_norm import FinalNorm, find_final
+from draftstates.shards import CaptureSpec
+
+
+def check_exports(exports: Mapping[str, Mapping[str, Any]], *, spec: CaptureSpec, model: Path) -> None:
+    """Hold the configuration's `exports` to its capture.
+
+    Raises:
+        UserError: a layer that is not captured or that the trainer has no number for, or a norm that the capture does not allow.
+    """
+    for name, chosen in exports.items():
+        try:
+            _check(name, chosen, spec, model)
+        except UserError as error:
+            raise UserError(f"exports.{name}: {error}") from None
+
+
+def _check(name: str, chosen: Mapping[str, Any], spec: CaptureSpec, model: Path) -> None:
+    layers = chosen["residual_layers"] or [k for k in spec.residual_layers if k != spec.num_layers]
+    if list(layers) != sorted(set(layers) & set(spec.residual_layers)):
+        raise UserError(f"residual_layers: expected ascending k out of {list(spec.residual_layers)}, as captured, found {layers}")
+    trainer(name).layer_numbers(layers)
+    wanted = chosen["final_norm"] or trainer(name).final_norm or spec.final_norm
+    norm = FinalNorm.from_model(model) if (spec.final_norm, wanted) == ("pre_norm", "post_norm") else None
+    find_final(capture=dataclasses.asdict(spec), wanted=wanted, norm=norm)

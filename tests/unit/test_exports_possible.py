@@ -1,0 +1,74 @@
+"""An export that the capture does not allow is refused when there is a plan, and not after the capture."""
+
+from pathlib import Path
+
+import pytest
+from synthetic import capture_spec, norm_model
+
+from draftstates import config, workflow
+from draftstates.errors import UserError
+from draftstates.exports.possible import check_exports
+
+RAW = {"data": {"sources": [{"name": "a", "files": ["a.jsonl"]}], "max_tokens": 8}, "model": {"path": "models/m"}, "capture": {}}
+
+
+def configured(**exports: dict) -> dict:
+    return config.resolve({**RAW, "exports": exports, "draft_vocab_size": "32000"}, origin="my.yaml")
+
+
+def test_what_can_be_exported_passes(tmp_path: Path) -> None:
+    model = norm_model(tmp_path / "model")
+    every = configured(specforge={}, model_optimizer={}, deepspec={})["exports"]
+    check_exports(every, spec=capture_spec(final_norm="post_norm"), model=model)
+    check_exports(every, spec=capture_spec(final_norm="pre_norm"), model=model)
+    check_exports(configured(speculators={})["exports"], spec=capture_spec(final_norm="pre_norm"), model=model)
+    check_exports(configured(speculators={})["exports"], spec=capture_spec(layers=(2, 5, 8), final_norm="post_norm"), model=model)
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen", "layers", "expected"),
+    [
+        ("speculators", {}, (2, 5), "exports.speculators: pre_norm is asked for and the capture holds post_norm"),
+        ("specforge", {}, (0, 5), "exports.specforge: specforge cannot name r_0"),
+        ("specforge", {"residual_layers": [2, 4]}, (2, 5), "exports.specforge: residual_layers: expected ascending k out of"),
+        ("deepspec", {"residual_layers": [5, 2]}, (2, 5), "exports.deepspec: residual_layers: expected ascending k out of"),
+    ],
+)
+def test_what_the_capture_does_not_allow_is_named(tmp_path: Path, name: str, chosen: dict, layers: tuple[int, ...], expected: str) -> None:
+    spec = capture_spec(layers=layers, final_norm="post_norm")
+    with pytest.raises(UserError) as caught:
+        check_exports(configured(**{name: chosen})["exports"], spec=spec, model=norm_model(tmp_path / "model"))
+    assert str(caught.value).startswith(expected)
+
+
+def test_a_norm_that_is_not_known_is_named(tmp_path: Path) -> None:
+    model = norm_model(tmp_path / "model", model_type="gemma")
+    with pytest.raises(UserError, match="exports.specforge: .*model_type 'gemma' is not known"):
+        check_exports(configured(specforge={})["exports"], spec=capture_spec(final_norm="pre_norm"), model=model)
+
+
+def test_the_configuration_becomes_the_commands_arguments() -> None:
+    chosen = {"residual_layers": ["2", "5"], "dtype": "float32", "target_model": "my model", "split": "train", "validation_fraction": 0.1}
+    found = configured(specforge=chosen, deepspec={})
+    assert workflow.export_options(found, "specforge") == (
+        "--draft-vocab-size 32000 --dtype float32 --layers 2,5 --split train --target-model 'my model' --validation-fraction 0.1"
+    )
+    assert workflow.export_options(found, "deepspec") == "--validation-fraction 0.05"
+    assert workflow.export_options(found, "speculators") == "--draft-vocab-size 32000"
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ({"exports": {"speculator": {}}}, "exports.speculator: unknown key (did you mean speculators?)"),
+        ({"exports": {"specforge": {"norm": "x"}}}, "exports.specforge.norm: unknown key"),
+        ({"exports": {"specforge": {"validation_fraction": 1}}}, "exports.specforge.validation_fraction: expected less than 1"),
+        ({"exports": {"specforge": {"dtype": "int8"}}}, "exports.specforge.dtype: expected one of bfloat16, float16, float32, null"),
+        ({"draft_vocab_size": 0}, "draft_vocab_size: expected at least 1"),
+        ({"extract": {"tokens_per_second": 0}}, "extract.tokens_per_second: expected more than 0"),
+    ],
+)
+def test_a_wrong_key_is_named(raw: dict, expected: str) -> None:
+    with pytest.raises(UserError) as caught:
+        config.resolve({**RAW, **raw}, origin="my.yaml")
+    assert f"my.yaml: {expected}" in str(caught.value)
