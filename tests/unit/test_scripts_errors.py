@@ -36,6 +36,7 @@ COMMANDS = {
     "plan": "--config {config} --tokens {tokens} --model {model} --output {out}/plan.json",
     "serve": "--config {config} --plan {plan}",
     "server": "--config {config} --plan {plan} --output {out}/server.json",
+    "status": "--results {results} --once",
     "show_sample": "{tokens} --tokenizer {tokenizer}",
     "token_statistics": "{plan}",
     "tokenise": "--config {config} --source test --tokenizer {tokenizer} --output {out}/t.parquet --accounting {out}/t.json",
@@ -43,7 +44,8 @@ COMMANDS = {
     "vocabulary": "{plan} --draft-size 8 --model {model} --output {out}",
 }
 NOT_INPUTS = {"out", "shard_id"}
-FOLDERS = {"model", "tokenizer", "run"}
+FOLDERS = {"model", "tokenizer", "run", "results"}
+UNTRIED = {"prepare_demo_model", "prune"}  # they make a folder, and take any folder
 
 
 class Case(NamedTuple):
@@ -68,7 +70,7 @@ def cases() -> Iterator[Case]:
 
 
 def test_every_command_that_is_handed_a_path_is_tried() -> None:
-    assert set(COMMANDS) == {path.stem for path in (REPOSITORY / "scripts").glob("*.py")} - {"prepare_demo_model"}
+    assert set(COMMANDS) == {path.stem for path in (REPOSITORY / "scripts").glob("*.py")} - UNTRIED
 
 
 def test_an_error_of_the_system_that_is_about_no_file_is_not_hidden() -> None:
@@ -98,7 +100,7 @@ def good(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> dict[str
         **{"plan": folder / "plan.json", "run": folder / "run", "config": folder / "config.yaml", "model": files.model},
         **{"manifest": small(folder / "synthetic").path, "tokens": folder / "test.parquet", "tokenizer": tokenizer_folder("smollm2")},
         **{"shard": files.shard, "probe": files.probe, "receipts": files.receipts, "shard_id": files.shard_id},
-        "shard_tokens": folder / "none.parquet",
+        **{"shard_tokens": folder / "none.parquet", "results": folder},
     }
 
 
