@@ -27,8 +27,7 @@ def export(dataset: ShardDataset, builder: Builder, options: Options) -> dict:
     if options.draft_vocab_size is not None:
         raise UserError("deepspec drafts with the whole vocabulary: leave draft_vocab_size out")
     stored = dataset.states(0).layers.dtype if len(dataset) else torch.bfloat16
-    if (options.dtype or stored) != torch.bfloat16:
-        raise UserError(f"deepspec reads bfloat16 only, the states are {options.dtype or stored}: ask for dtype bfloat16 to round them")
+    dataset.trainer.check_dtype(str(options.dtype or stored).removeprefix("torch."))
     index = bytearray()
     groups = np.split(np.arange(len(dataset)), np.flatnonzero(np.diff(dataset.index.shard)) + 1) if len(dataset) else []
     for number, samples in enumerate(groups):

@@ -15,7 +15,8 @@ def check_exports(exports: Mapping[str, Mapping[str, Any]], *, spec: CaptureSpec
     """Hold the configuration's `exports` to its capture.
 
     Raises:
-        UserError: a layer that is not captured or that the trainer has no number for, or a norm that the capture does not allow.
+        UserError: a layer that is not captured or that the trainer has no number for, a number format that
+            it does not read, or a norm that the capture does not allow.
     """
     for name, chosen in exports.items():
         try:
@@ -29,6 +30,7 @@ def _check(name: str, chosen: Mapping[str, Any], spec: CaptureSpec, model: Path)
     if list(layers) != sorted(set(layers) & set(spec.residual_layers)):
         raise UserError(f"residual_layers: expected ascending k out of {list(spec.residual_layers)}, as captured, found {layers}")
     trainer(name).layer_numbers(layers)
+    trainer(name).check_dtype(chosen["dtype"] or spec.stored_dtype)
     wanted = chosen["final_norm"] or trainer(name).final_norm or spec.final_norm
     norm = FinalNorm.from_model(model) if (spec.final_norm, wanted) == ("pre_norm", "post_norm") else None
     find_final(capture=dataclasses.asdict(spec), wanted=wanted, norm=norm)

@@ -25,7 +25,13 @@ class States:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trainer:
-    """A trainer's conventions. `first_layer` is the smallest r_k that it can name; a `final_norm` of None takes what was captured."""
+    """A trainer's conventions.
+
+    Attributes:
+        first_layer: the smallest r_k that it can name.
+        final_norm: None takes what was captured.
+        only_dtype: the one number format that it reads, where it is so.
+    """
 
     name: str
     final_norm: str | None
@@ -33,6 +39,7 @@ class Trainer:
     first_layer: int
     counts: str
     names: Callable[[States], dict[str, torch.Tensor]]
+    only_dtype: str | None = None
 
     def layer_numbers(self, layers: Sequence[int]) -> list[int]:
         """The trainer's numbers for r_k, k in `layers`.
@@ -43,6 +50,12 @@ class Trainer:
         if layers and min(layers) < self.first_layer:
             raise UserError(f"{self.name} cannot name r_{min(layers)}: its layers are {self.counts}, from r_{self.first_layer} on")
         return [k + self.shift for k in layers]
+
+    def check_dtype(self, dtype: str) -> None:
+        """Raises UserError: the trainer cannot read states of this number format, named as in the configuration."""
+        if self.only_dtype not in (None, dtype):
+            only = self.only_dtype
+            raise UserError(f"{self.name} reads {only} only, the states are {dtype}: ask for dtype {only} to round them")
 
 
 def _ours(states: States) -> dict[str, torch.Tensor]:
@@ -111,7 +124,15 @@ TRAINERS = {
         Trainer(name="speculators", final_norm="pre_norm", shift=0, first_layer=0, counts=_AS_ENTERED, names=_speculators),
         Trainer(name="specforge", final_norm="post_norm", shift=-1, first_layer=1, counts=_AS_OUTPUT, names=_specforge),
         Trainer(name="model_optimizer", final_norm="post_norm", shift=-1, first_layer=1, counts=_AS_OUTPUT, names=_model_optimizer),
-        Trainer(name="deepspec", final_norm="post_norm", shift=-1, first_layer=0, counts=_OR_EMBEDDINGS, names=_deepspec),
+        Trainer(
+            name="deepspec",
+            final_norm="post_norm",
+            shift=-1,
+            first_layer=0,
+            counts=_OR_EMBEDDINGS,
+            names=_deepspec,
+            only_dtype="bfloat16",
+        ),
     )
 }
 

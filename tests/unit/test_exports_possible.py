@@ -41,6 +41,13 @@ def test_what_the_capture_does_not_allow_is_named(tmp_path: Path, name: str, cho
     assert str(caught.value).startswith(expected)
 
 
+def test_a_number_format_that_the_trainer_does_not_read_is_named(tmp_path: Path) -> None:
+    model, spec = norm_model(tmp_path / "model"), capture_spec(final_norm="post_norm", stored_dtype="float32")
+    with pytest.raises(UserError, match="exports.deepspec: deepspec reads bfloat16 only, the states are float32"):
+        check_exports(configured(deepspec={})["exports"], spec=spec, model=model)
+    check_exports(configured(deepspec={"dtype": "bfloat16"}, specforge={})["exports"], spec=spec, model=model)
+
+
 def test_a_norm_that_is_not_known_is_named(tmp_path: Path) -> None:
     model = norm_model(tmp_path / "model", model_type="gemma")
     with pytest.raises(UserError, match="exports.specforge: .*model_type 'gemma' is not known"):

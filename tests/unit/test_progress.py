@@ -24,8 +24,9 @@ def results(tmp_path: Path) -> Path:
     run = tmp_path / "m-12345678"
     for folder in (run / "shards", run / "verified", tmp_path / "logs" / run.name / "extract"):
         folder.mkdir(parents=True)
-    shards = [{"shard_id": name, "tokens": 100} for name in (ONE, TWO, THREE, FOUR)]
+    shards = [{"shard_id": name, "source": "a", "samples": 1, "tokens": 100, "bytes": 1} for name in (ONE, TWO, THREE, FOUR)]
     document = {"format": planning.FORMAT, "format_version": planning.FORMAT_VERSION, "run": run.name, "shards": shards}
+    document |= {"capture": {"key": "0"}, "accounting": {"sources": {}, "totals": {}}}
     (tmp_path / "plan.json").write_text(json.dumps(document))
     for name in (ONE, TWO):
         (run / "shards" / f"{name}.safetensors").touch()

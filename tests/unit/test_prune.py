@@ -30,7 +30,9 @@ def results(tmp_path: Path) -> Path:
     (tmp_path / "tokens" / "shards" / f"{STALE}.parquet").touch()
     document = {"format": manifest.FORMAT, "format_version": manifest.FORMAT_VERSION, "shards": [{"shard_id": LISTED}]}
     (tmp_path / "m-12345678" / "manifest.json").write_text(json.dumps(document))
-    plan = {"format": planning.FORMAT, "format_version": planning.FORMAT_VERSION, "run": "m-12345678", "shards": [{"shard_id": PLANNED}]}
+    shard = {"shard_id": PLANNED, "source": "a", "samples": 1, "tokens": 1, "bytes": 5}
+    plan = {"format": planning.FORMAT, "format_version": planning.FORMAT_VERSION, "run": "m-12345678", "shards": [shard]}
+    plan |= {"capture": {"key": "0"}, "accounting": {"sources": {}, "totals": {}}}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     return tmp_path
 

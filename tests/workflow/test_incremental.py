@@ -128,7 +128,7 @@ def test_other_layers_are_captured_under_another_key_and_going_back_is_free(real
 
 
 def test_configured_exports_are_part_of_a_run_and_made_once(real: Workspace) -> None:
-    real.config |= {"exports": {"specforge": {}, "deepspec": {"target_model": "tiny"}}, "draft_vocab_size": 64}
+    real.config |= {"exports": {"specforge": {}, "deepspec": {"dtype": "bfloat16"}}, "draft_vocab_size": 64}
     run = real.run()
     assert (run.jobs("export"), run.extracted, run.jobs("server")) == (2, 0, 0)
     folder = real.results / real.plan()["run"] / "exports"
