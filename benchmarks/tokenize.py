@@ -10,8 +10,9 @@ rendered by a vLLM server; without the address of one (`--vllm`), a function in 
 it the way there and back.
 
 Timed is the work from the file to the samples on disk, with no interpreter's start and no imports. This project and speculators make one
-sample a turn, as the model would be asked; SpecForge one a row. `--memory-rows` tells the memory of this project's processes at so many
-rows and at 4 times as many; `--whole` tokenises all of ShareGPT and accounts for every row.
+sample a turn, as the model would be asked; SpecForge one a row. CPU seconds are told beside: they suffer less from a busy machine.
+`--memory-rows` tells the memory of this project's processes at so many rows and at 4 times as many; `--whole` tokenises all of ShareGPT
+and accounts for every row.
 """
 
 # ruff: noqa: E402
@@ -67,15 +68,18 @@ def compare(scratch: Path, arguments: argparse.Namespace) -> None:
     names = ["draftstates", *PEERS]
     rows = write_rows(scratch / "rows.jsonl", arguments.rows)
     rates: dict[str, list[float]] = {name: [] for name in names}
+    costs: dict[str, list[float]] = {name: [] for name in names}
     for repeat in range(arguments.repeats):
         for name in names[repeat % len(names) :] + names[: repeat % len(names)]:
             found = measure(name, pythons.get(name, sys.executable), rows, scratch, arguments)
             rates[name].append(found["rows"] / found["seconds"])
-            print(f"{name}: {rates[name][-1]:.1f} rows/s, {found['samples']:,} samples", flush=True)
-    print(f"\n| {arguments.rows:,} rows, {arguments.workers} processes | rows/s | this project over it |\n| --- | --- | --- |")
+            costs[name].append(1000 * found["cpu_seconds"] / found["rows"])
+            print(f"{name}: {rates[name][-1]:.1f} rows/s, {costs[name][-1]:.1f} ms of CPU a row, {found['samples']:,} samples", flush=True)
+    print(f"\n| {arguments.rows:,} rows, {arguments.workers} processes | rows/s | this project's are so many times | ms of CPU a row |")
+    print("| --- | --- | --- | --- |")
     for name in names:
         ratios = [ours / theirs for ours, theirs in zip(rates["draftstates"], rates[name], strict=True)]
-        print(f"| {name} | {spread(rates[name], '.0f')} | {'1' if name == 'draftstates' else spread(ratios, '.2f')} |")
+        print(f"| {name} | {spread(rates[name], '.0f')} | {spread(ratios, '.2f')} | {spread(costs[name], '.1f')} |")
 
 
 def spread(values: list[float], form: str) -> str:
@@ -162,7 +166,7 @@ def one(rows: Path, folder: Path, workers: int) -> None:
 
     options = TokeniseOptions(max_tokens=MAX_TOKENS, over_long="cut", max_skipped_fraction=1.0)
     _ = Pipeline(TOKENIZER, options).template  # imports are not timed
-    start = time.perf_counter()
+    start, before = time.perf_counter(), sum(os.times()[:4])
     counts = tokenise_source(
         name="sharegpt",
         paths=[rows],
@@ -172,9 +176,14 @@ def one(rows: Path, folder: Path, workers: int) -> None:
         accounting=folder / "tokens.json",
         workers=workers,
     )
-    seconds = time.perf_counter() - start
+    seconds, cpu_seconds = time.perf_counter() - start, sum(os.times()[:4]) - before
     peaks = [resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    figures = {"rows": counts["rows_in"], "seconds": seconds, **{name: counts[name] for name in ("kept", "samples", "tokens", "skipped")}}
+    figures = {
+        "rows": counts["rows_in"],
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
+        **{name: counts[name] for name in ("kept", "samples", "tokens", "skipped")},
+    }
     print(json.dumps({**figures, "parent_mib": round(peaks[0]), "worker_mib": round(peaks[1])}))
 
 
