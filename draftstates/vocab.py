@@ -49,13 +49,13 @@ class TokenCounts:
         return {int(token): int(self.counts[token]) for token in np.flatnonzero(self.counts)}
 
 
-def check_draft_size(draft_size: int | None, *, target_size: int) -> None:
+def check_draft_size(draft_size: int, *, target_size: int) -> None:
     """Hold the configuration's `draft_vocab_size` to the model's vocabulary.
 
     Raises:
         UserError: it is larger.
     """
-    if draft_size is not None and draft_size > target_size:
+    if draft_size > target_size:
         raise UserError(f"draft_vocab_size: expected at most the model's {target_size:,}, found {draft_size:,}")
 
 

@@ -89,8 +89,6 @@ checkpoint plan:
         deduplicate=config["data"]["deduplicate"],
         max_bytes=config["max_bytes"],
         exclude=sorted(config["exclude"]),
-        exports=json.dumps(config["exports"], sort_keys=True),
-        draft_vocab_size=config["draft_vocab_size"],
         code=ask.source_digest(
             "plan.py", "boundaries.py", "room.py", "token_files.py", "probes.py", "model.py", "layers.py", "shards.py", "ids.py"
         ),

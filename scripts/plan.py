@@ -12,7 +12,6 @@ from draftstates.exports.possible import check_exports
 from draftstates.forecast import forecast
 from draftstates.model import capture_spec, read_head, read_model
 from draftstates.plan import PlanOptions, make_plan
-from draftstates.vocab import check_draft_size
 
 
 def main() -> None:
@@ -26,10 +25,8 @@ def main() -> None:
 
     settings = config.load(arguments.config)
     read_head(arguments.model, final_norm=settings["capture"]["final_norm"])  # one that cannot be verified is refused before a GPU is taken
-    model = read_model(arguments.model)
-    spec = capture_spec(model, name=settings["model"]["name"], capture=settings["capture"])
-    check_exports(settings["exports"], spec=spec, model=arguments.model)
-    check_draft_size(settings["draft_vocab_size"], target_size=model.vocab_size)
+    spec = capture_spec(read_model(arguments.model), name=settings["model"]["name"], capture=settings["capture"])
+    check_exports(settings, spec=spec)
     plan = make_plan(
         arguments.tokens,
         spec=spec,

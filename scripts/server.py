@@ -8,6 +8,7 @@ from draftstates import config
 from draftstates.building import publish_text
 from draftstates.cli import run
 from draftstates.errors import UserError
+from draftstates.exports.possible import check_exports
 from draftstates.plan import read_plan
 from draftstates.room import check_free
 from draftstates.server.command import attestation_path, server_settings
@@ -24,6 +25,7 @@ def main() -> None:
 
     settings = config.load(arguments.config)
     spec = CaptureSpec.from_plan(arguments.plan)
+    check_exports(settings, spec=spec)  # named after the plan was made, perhaps
     check_missing_shards(arguments.plan, spec=spec, run_folder=arguments.output.parent)
     found = attestation_path(settings)
     found.parent.mkdir(parents=True, exist_ok=True)

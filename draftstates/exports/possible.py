@@ -9,16 +9,20 @@ from draftstates.errors import UserError
 from draftstates.exports.trainers import trainer
 from draftstates.final_norm import FinalNorm, find_final
 from draftstates.shards import CaptureSpec
+from draftstates.vocab import check_draft_size, model_vocab_size
 
 
-def check_exports(exports: Mapping[str, Mapping[str, Any]], *, spec: CaptureSpec, model: Path) -> None:
-    """Hold the configuration's `exports` to its capture.
+def check_exports(config: Mapping[str, Any], *, spec: CaptureSpec) -> None:
+    """Hold a resolved configuration's `exports` and `draft_vocab_size` to its capture and its model.
 
     Raises:
-        UserError: a layer that is not captured or that the trainer has no number for, a number format that
-            it does not read, or a norm that the capture does not allow.
+        UserError: a vocabulary larger than the model's; a layer that is not captured or that the trainer has no number for; a number
+            format that it does not read; or a norm that the capture does not allow.
     """
-    for name, chosen in exports.items():
+    model = Path(config["model"]["path"])
+    if config["draft_vocab_size"] is not None:
+        check_draft_size(config["draft_vocab_size"], target_size=model_vocab_size(model))
+    for name, chosen in config["exports"].items():
         try:
             _check(name, chosen, spec, model)
         except UserError as error:

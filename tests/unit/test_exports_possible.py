@@ -12,17 +12,18 @@ from draftstates.exports.possible import check_exports
 RAW = {"data": {"sources": [{"name": "a", "files": ["a.jsonl"]}], "max_tokens": 8}, "model": {"path": "models/m"}, "capture": {}}
 
 
-def configured(**exports: dict) -> dict:
-    return config.resolve({**RAW, "exports": exports, "draft_vocab_size": "32000"}, origin="my.yaml")
+def configured(model: Path | str = "models/m", *, draft_vocab_size: str = "100", **exports: dict) -> dict:
+    raw = {**RAW, "model": {"path": str(model)}, "exports": exports, "draft_vocab_size": draft_vocab_size}
+    return config.resolve(raw, origin="my.yaml")
 
 
 def test_what_can_be_exported_passes(tmp_path: Path) -> None:
     model = norm_model(tmp_path / "model")
-    every = configured(specforge={}, model_optimizer={}, deepspec={})["exports"]
-    check_exports(every, spec=capture_spec(final_norm="post_norm"), model=model)
-    check_exports(every, spec=capture_spec(final_norm="pre_norm"), model=model)
-    check_exports(configured(speculators={})["exports"], spec=capture_spec(final_norm="pre_norm"), model=model)
-    check_exports(configured(speculators={})["exports"], spec=capture_spec(layers=(2, 5, 8), final_norm="post_norm"), model=model)
+    every = configured(model, specforge={}, model_optimizer={}, deepspec={})
+    check_exports(every, spec=capture_spec(final_norm="post_norm"))
+    check_exports(every, spec=capture_spec(final_norm="pre_norm"))
+    check_exports(configured(model, speculators={}), spec=capture_spec(final_norm="pre_norm"))
+    check_exports(configured(model, speculators={}), spec=capture_spec(layers=(2, 5, 8), final_norm="post_norm"))
 
 
 @pytest.mark.parametrize(
@@ -37,26 +38,32 @@ def test_what_can_be_exported_passes(tmp_path: Path) -> None:
 def test_what_the_capture_does_not_allow_is_named(tmp_path: Path, name: str, chosen: dict, layers: tuple[int, ...], expected: str) -> None:
     spec = capture_spec(layers=layers, final_norm="post_norm")
     with pytest.raises(UserError) as caught:
-        check_exports(configured(**{name: chosen})["exports"], spec=spec, model=norm_model(tmp_path / "model"))
+        check_exports(configured(norm_model(tmp_path / "model"), **{name: chosen}), spec=spec)
     assert str(caught.value).startswith(expected)
 
 
 def test_a_number_format_that_the_trainer_does_not_read_is_named(tmp_path: Path) -> None:
     model, spec = norm_model(tmp_path / "model"), capture_spec(final_norm="post_norm", stored_dtype="float32")
     with pytest.raises(UserError, match="exports.deepspec: deepspec reads bfloat16 only, the states are float32"):
-        check_exports(configured(deepspec={})["exports"], spec=spec, model=model)
-    check_exports(configured(deepspec={"dtype": "bfloat16"}, specforge={})["exports"], spec=spec, model=model)
+        check_exports(configured(model, deepspec={}), spec=spec)
+    check_exports(configured(model, deepspec={"dtype": "bfloat16"}, specforge={}), spec=spec)
+
+
+def test_a_vocabulary_larger_than_the_models_is_named(tmp_path: Path) -> None:
+    raw = configured(norm_model(tmp_path / "model"), draft_vocab_size="101")
+    with pytest.raises(UserError, match="draft_vocab_size: expected at most the model's 100, found 101"):
+        check_exports(raw, spec=capture_spec())
 
 
 def test_a_norm_that_is_not_known_is_named(tmp_path: Path) -> None:
     model = norm_model(tmp_path / "model", model_type="gemma")
     with pytest.raises(UserError, match="exports.specforge: .*model_type 'gemma' is not known"):
-        check_exports(configured(specforge={})["exports"], spec=capture_spec(final_norm="pre_norm"), model=model)
+        check_exports(configured(model, specforge={}), spec=capture_spec(final_norm="pre_norm"))
 
 
 def test_the_configuration_becomes_the_commands_arguments() -> None:
     chosen = {"residual_layers": ["2", "5"], "dtype": "float32", "target_model": "my model", "split": "train", "validation_fraction": 0.1}
-    found = configured(specforge=chosen, deepspec={})
+    found = configured(draft_vocab_size="32000", specforge=chosen, deepspec={})
     assert workflow.export_options(found, "specforge") == (
         "--draft-vocab-size 32000 --dtype float32 --layers 2,5 --split train --target-model 'my model' --validation-fraction 0.1"
     )

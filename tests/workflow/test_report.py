@@ -1,11 +1,12 @@
 """What follows from tokens alone is made without a server, is part of a run's report, and is never stale."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from changes import edit_row, touch_everything
-from workspace import Workspace, make_workspace, tiny_config
+from workspace import REPOSITORY, Workspace, make_workspace, tiny_config
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +79,11 @@ def test_an_export_that_the_capture_does_not_allow_is_named_before_the_server_st
     assert failed.returncode != 0
     assert "error: exports.speculators: pre_norm is asked for and the capture holds post_norm" in failed.stdout
     assert "rule server:" not in failed.stdout
+    workspace.config = tiny_config()
+    workspace.run("results/plan.json")
+    workspace.config["exports"] = {"speculators": {}}
+    shutil.copy(REPOSITORY / "scripts" / "server.py", workspace.folder / "scripts" / "server.py")
+    late = workspace.snakemake()
+    assert "error: exports.speculators: pre_norm is asked for" in late.stdout
+    assert "rule extract:" not in late.stdout
+    assert not (workspace.results / ".server").exists()
