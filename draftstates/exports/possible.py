@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from draftstates.errors import UserError
-from draftstates.exports.trainers import trainer
-from draftstates.final_norm import FinalNorm, find_final
 from draftstates.shards import CaptureSpec
 from draftstates.vocab import check_draft_size, model_vocab_size
 
@@ -30,6 +28,9 @@ def check_exports(config: Mapping[str, Any], *, spec: CaptureSpec) -> None:
 
 
 def _check(name: str, chosen: Mapping[str, Any], spec: CaptureSpec, model: Path) -> None:
+    from draftstates.exports.trainers import trainer  # torch, which takes seconds, where an export is asked for alone
+    from draftstates.final_norm import FinalNorm, find_final
+
     layers = chosen["residual_layers"] or [k for k in spec.residual_layers if k != spec.num_layers]
     if list(layers) != sorted(set(layers) & set(spec.residual_layers)):
         raise UserError(f"residual_layers: expected ascending k out of {list(spec.residual_layers)}, as captured, found {layers}")
