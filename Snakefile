@@ -29,12 +29,12 @@ include: "rules/common.smk"
 
 
 # Only with `--software-deployment-method apptainer`; otherwise everything runs in the environment of Snakemake itself.
-container: "envs/tools.sif"
+container: step_image()
 
 
 onstart:
     save_resolved(config)
-    ask.start_run(config)
+    ask.start_run(config, in_containers=IN_CONTAINERS)
     say_each_minute(RESULTS, logger.info)
 
 

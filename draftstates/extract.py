@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from draftstates import ids, shards, wire
 from draftstates.building import building_folder, publish
 from draftstates.client import Captured, Client, Endpoint, Work
+from draftstates.containers import distinct, present_image
 from draftstates.errors import UserError
 from draftstates.probes import choose_probes
 from draftstates.progress import Progress
@@ -90,6 +91,7 @@ def extract_shard(
     options: ExtractOptions,
     output: Path,
     planned: Collection[str],
+    server_image: str | None = None,
 ) -> dict[str, float]:
     """Make one shard and give it its final name only when it is complete, synced and every sample has its receipt.
 
@@ -98,6 +100,7 @@ def extract_shard(
     Args:
         output: `<run>/shards/<shard id>.safetensors`; beside it appear `<shard id>.probe.safetensors` and `<shard id>.receipts.json`.
         planned: ids of all planned shards.
+        server_image: file name of the image that the server runs in, for the record.
 
     Returns:
         figures: captured and copied tokens, probe tokens and seconds.
@@ -116,6 +119,8 @@ def extract_shard(
         seconds = time.monotonic() - start
         receipts = folder / "receipts.json"
         said = receipts_document(tokens, spec=spec, engines={engine, *engines}, captured=captured, probes=probes, copied=copied)
+        servers = distinct([server_image, *_images_of_copied(copied, shards_folder=output.parent)])
+        said["images"] = {"server": servers, "extract": [present_image()]}
         receipts.write_text(json.dumps(said, indent=1))
         publish(probe, probe_path)
         publish(receipts, receipts_file)
@@ -127,6 +132,13 @@ def extract_shard(
         "probe_tokens": sum(rows for _, rows in probes),
         "seconds": round(seconds, 3),
     }
+
+
+def _images_of_copied(copied: Mapping[int, dict[str, Any]], *, shards_folder: Path) -> Iterator[str | None]:
+    """Images of the servers that captured the copied rows."""
+    for shard_id in {receipt["copied_from"] for receipt in copied.values()}:
+        said = json.loads((shards_folder / f"{shard_id}.receipts.json").read_bytes())
+        yield from said.get("images", {}).get("server", [None])
 
 
 def _capture_others(

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from draftstates import shards
 from draftstates.building import publish, publish_text
+from draftstates.containers import distinct, present_image
 from draftstates.errors import UserError
 from draftstates.plan import check_accounting
 from draftstates.verified import FORMAT as VERIFIED_FORMAT
@@ -62,6 +63,7 @@ def write_manifest(plan: Mapping[str, Any], *, tokens: Path, run: Path, manifest
         "totals": totals,
         "sources": plan["accounting"]["sources"],
         "checks": _checks(verified),
+        "images": _images(plan, verified),
         "shards": [_shard(entry, found, run, manifest) for entry, found in zip(plan["shards"], verified, strict=True)],
     }
     publish_text(json.dumps(content, indent=1) + "\n", manifest)
@@ -139,6 +141,17 @@ def _capture(capture: Mapping[str, Any], verified: list[dict[str, Any]]) -> dict
         "engine": ", ".join(sorted(engines)),
         "engine_version": ", ".join(sorted(versions)),
     }
+
+
+def _images(plan: Mapping[str, Any], verified: list[dict[str, Any]]) -> dict[str, list[str | None]]:
+    """File names of the images that each step ran in; None for the host, or for a server that was not started here.
+
+    What was made before steps noted their image was made on the host.
+    """
+    images = {"tokenise": [None], "plan": [None], **plan.get("images", {})}
+    for step in ("server", "extract", "verify"):
+        images[step] = distinct(name for found in verified for name in found.get("images", {}).get(step, [None]))
+    return {**images, "manifest": [present_image()]}
 
 
 def _checks(verified: list[dict[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from draftstates import ids, shards
 from draftstates.boundaries import segment
+from draftstates.containers import distinct, present_image
 from draftstates.errors import UserError
 from draftstates.probes import choose_probes
 from draftstates.room import check_room
@@ -89,6 +90,7 @@ def make_plan(token_files: Sequence[Path], *, spec: CaptureSpec, results: Path, 
         "checks": {"probe_fraction": options.probe_fraction, "probe_minimum": options.probe_minimum},
         "shards": entries,
         "accounting": accounting,
+        "images": {"tokenise": distinct(cut.index.accounting.get("image") for cut in cuts), "plan": [present_image()]},
         **room,
     }
 

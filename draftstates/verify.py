@@ -13,6 +13,7 @@ import xxhash
 from draftstates import ids
 from draftstates.alignment import Rounding, check_alignment
 from draftstates.checks import Finding, Scan, check_checksum, check_header, check_layout, check_receipt, scan_sample
+from draftstates.containers import present_image
 from draftstates.errors import UserError
 from draftstates.model import Head, read_head
 from draftstates.prefixes import Limits, check_prefix
@@ -65,6 +66,7 @@ def verify_shard(
             "shard_id": shard_id,
             "capture_key": plan["capture"]["key"],
             "engine": said["engine"],
+            "images": {**said.get("images", {}), "verify": [present_image()]},
             "bytes": file.header.size,
             "checksum": checksum.result(),
             "samples": [_verified(file, index, scan) for index, scan in enumerate(scans)],

@@ -13,13 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from draftstates.config import resolved_path, state_folder
+from draftstates.containers import check_image, scratch, step_environment
+from draftstates.errors import UserError
+from draftstates.server.command import DEVICE_VARIABLE, on_gpu
 from draftstates.server.processes import adopt_ownership, owner
 from draftstates.server.slurm import run as slurm
+from draftstates.server.starter import launch_starter
+from draftstates.server.state import State
 
 PACKAGE = Path(__file__).parent
 SHARD_PARTS = (".safetensors", ".probe.safetensors", ".receipts.json")
 ANY_RUN = "[^/]+"
 _WITH_VOCABULARY = ("speculators", "specforge")  # the others draft with the model's own, or make theirs
+_NO_IMAGE = "envs/tools.sif"
 _TOKENIZER_FILES = ("tokenizer*", "*.jinja", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model", "*.py")
 
 
@@ -95,20 +101,49 @@ def _present_shards(results: Path) -> Iterable[tuple[str, str]]:
                 yield folder.parent.name, stem
 
 
-def export_environment(config: dict[str, Any]) -> None:
+def step_image(config: dict[str, Any], *, apptainer: bool, code: Path) -> str:
+    """Image of all steps; where they run on the host, one name for all configurations, which nothing opens.
+
+    Raises:
+        UserError: an image that is to be used, the server's included, is not named, not there, or out of date.
+    """
+    images = config["containers"]
+    if images["sglang"] and config["server"]["launcher"] != "external":
+        check_image("sglang", images["sglang"], code)
+    if not apptainer:
+        return _NO_IMAGE
+    if not images["tools"]:
+        raise UserError("containers.tools: missing: the steps are to run in containers; `make images` builds the image and says its name")
+    check_image("tools", images["tools"], code)
+    return images["tools"]
+
+
+def export_environment(config: dict[str, Any], *, in_containers: bool) -> None:
     """Set what the rules' commands find in their environment. It is no trigger, unlike parameters.
 
     - `PATH`: the Python that runs Snakemake first, so that `python` has the package;
     - `DRAFTSTATES_CONFIG`: file of the resolved configuration; `DRAFTSTATES_MODEL`: folder of the model;
-    - `DRAFTSTATES_OWNER`: this process, unless it is part of a run itself: the server ends with it.
+    - `DRAFTSTATES_OWNER`: this process, unless it is part of a run itself: the server ends with it;
+    - where the steps are in containers, which cannot see it: `DRAFTSTATES_DEVICE`, what a server here computes on; and what Apptainer
+      is to show them.
     """
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     os.environ["DRAFTSTATES_CONFIG"] = str(resolved_path(config))
     os.environ["DRAFTSTATES_MODEL"] = config["model"]["path"]
     adopt_ownership()
+    if in_containers:
+        os.environ[DEVICE_VARIABLE] = "cuda" if on_gpu(config["server"]) else "cpu"
+        os.environ.update(step_environment(config, Path.cwd()))
 
 
-def start_run(config: dict[str, Any]) -> None:
-    """Where the servers are Slurm jobs, start the process that submits them when asked, and ends them with this process."""
+def start_run(config: dict[str, Any], *, in_containers: bool) -> None:
+    """Start what has to be outside of all steps, and ends with this process.
+
+    Where the servers are Slurm jobs, the process that submits them when asked; where containers cannot start them, the one that does.
+    """
     if config["server"]["launcher"] == "slurm":
         slurm.start_run(state_folder(config), owner=owner())
+    if in_containers:
+        scratch(config).mkdir(parents=True, exist_ok=True, mode=0o700)
+        if config["server"]["launcher"] == "local":
+            launch_starter(State(state_folder(config)), owner=owner())

@@ -20,7 +20,8 @@ try:
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
-ask.export_environment(config)
+IN_CONTAINERS = any(method.name == "APPTAINER" for method in workflow.deployment_settings.deployment_method)
+ask.export_environment(config, in_containers=IN_CONTAINERS)
 
 STARTED = time.time_ns()
 
@@ -40,6 +41,13 @@ wildcard_constraints:
     source="|".join(map(re.escape, SOURCES)),
     run=ask.ANY_RUN,
     shard_id="[0-9a-f]{32}",
+
+
+def step_image():
+    try:
+        return ask.step_image(config, apptainer=IN_CONTAINERS, code=Path(workflow.basedir))
+    except UserError as error:
+        raise WorkflowError(str(error)) from None
 
 
 def source_files(wildcards):

@@ -33,7 +33,8 @@ def main() -> None:
         probe_minimum=settings["checks"]["probe_minimum"],
     )
     check_free(arguments.output.parent, shard_bytes(spec=spec, samples=len(tokens.sample_ids), tokens=len(tokens.input_ids)))
-    with lease(server_settings(settings, spec=spec, plan=arguments.plan)) as address:
+    server = server_settings(settings, spec=spec, plan=arguments.plan)
+    with lease(server) as address:
         endpoint = Endpoint(
             url=address.url,
             api_key=address.api_key,
@@ -48,6 +49,7 @@ def main() -> None:
             options=options,
             output=arguments.output.resolve(),
             planned=[shard["shard_id"] for shard in read_plan(arguments.plan)["shards"]],
+            server_image=server.image.name if server.image and server.launcher != "external" else None,
         )
     print(json.dumps({"shard_id": tokens.shard_id, **figures}))
 

@@ -11,7 +11,7 @@ from draftstates import config
 from draftstates.cli import run
 from draftstates.server.command import attestation_path, server_settings
 from draftstates.server.hold import hold
-from draftstates.server.launchers import fill
+from draftstates.server.launchers import server_command
 from draftstates.server.settings import ServerSettings
 from draftstates.shards import CaptureSpec
 
@@ -37,7 +37,7 @@ def command_line(settings: ServerSettings, *, host: str, port: int, key_config: 
     """A server's environment and command as one line for a shell."""
     values = {"{host}": host, "{port}": str(port), "{key_config}": str(key_config), "{replica}": "0"}
     variables = [f"{name}={value}" for name, value in settings.env.items()]
-    return shlex.join(["env", *variables, *fill(settings.command, values)])
+    return shlex.join(["env", *variables, *server_command(settings, values)])
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 from draftstates.errors import UserError
@@ -17,7 +18,7 @@ _EXTERNAL_HEALTH_SECONDS = 30.0  # a server that others keep busy answers late
 
 def selftest_arguments(settings: ServerSettings, candidate: Path) -> tuple[list[str], dict[str, str]]:
     """Command and environment of the self-test of the address in the file `candidate`."""
-    return fill(settings.selftest, {"{address}": str(candidate)}), {**os.environ, **settings.env}
+    return fill(settings.selftest, {"{address}": str(candidate), "{python}": sys.executable}), {**os.environ, **settings.env}
 
 
 def selftest_failure(status: int, log: Path) -> str:

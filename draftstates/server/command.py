@@ -1,12 +1,13 @@
 """The command of an instrumented SGLang server, made from the configuration."""
 
-import sys
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from draftstates.capture.settings import CaptureSettings
 from draftstates.config import state_folder
+from draftstates.containers import scratch, shown_to_server
 from draftstates.server.settings import ServerSettings, SlurmSettings
 from draftstates.shards import CaptureSpec
 
@@ -14,10 +15,17 @@ _CPU = ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-ba
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 
+DEVICE_VARIABLE = "DRAFTSTATES_DEVICE"
+
+
 def on_gpu(server: Mapping[str, Any]) -> bool:
-    """Whether the configured server computes on NVIDIA GPUs; `auto` looks at this machine, without importing torch."""
+    """Whether the configured server computes on NVIDIA GPUs; `auto` looks at this machine, without importing torch.
+
+    A step in a container sees no GPUs, so it is told by DRAFTSTATES_DEVICE (`cuda` or `cpu`).
+    """
     if server["device"] == "auto" and server["launcher"] == "local":
-        return any(Path("/dev").glob("nvidia[0-9]*"))
+        told = os.environ.get(DEVICE_VARIABLE)
+        return told == "cuda" if told else any(Path("/dev").glob("nvidia[0-9]*"))
     return server["device"] != "cpu"  # a server job runs on another node than those that ask for it
 
 
@@ -34,15 +42,16 @@ def server_settings(config: Mapping[str, Any], *, spec: CaptureSpec, plan: Path)
     """
     server, results = config["server"], Path(config["results"]).resolve()
     selftest = [
-        *(sys.executable, "-m", "draftstates.server.selftest", "--address", "{address}", "--plan", str(plan.resolve())),
+        *("{python}", "-m", "draftstates.server.selftest", "--address", "{address}", "--plan", str(plan.resolve())),
         *("--model", str(Path(config["model"]["path"]).resolve()), "--root", str(results), "--output", str(attestation_path(config))),
     ]
     return ServerSettings(
         launcher=server["launcher"],
         command=sglang_command(config, spec=spec),
         env={**server_environment(config, spec=spec, root=results), **server["env"]},
-        image=Path(server["image"]).resolve() if server["image"] else None,
-        image_args=server["image_args"],
+        image=Path(config["containers"]["sglang"]).resolve() if config["containers"]["sglang"] else None,
+        image_args=_image_arguments(config),
+        scratch=scratch(config),
         url=server["url"],
         api_key_file=Path(server["api_key_file"]) if server["api_key_file"] else None,
         selftest=selftest,
@@ -60,7 +69,7 @@ def server_settings(config: Mapping[str, Any], *, spec: CaptureSpec, plan: Path)
 
 def sglang_command(config: Mapping[str, Any], *, spec: CaptureSpec) -> list[str]:
     """argv of one server; `{host}`, `{port}` and `{key_config}` are filled in where it starts."""
-    command = [sys.executable, "-m", "sglang.launch_server", "--host", "{host}", "--port", "{port}", "--config", "{key_config}"]
+    command = ["{python}", "-m", "sglang.launch_server", "--host", "{host}", "--port", "{port}", "--config", "{key_config}"]
     command += ["--model-path", str(Path(config["model"]["path"]).resolve()), "--dtype", spec.compute_dtype]
     command += ["--tensor-parallel-size", str(config["server"]["tensor_parallel"])]
     # without the cache no row can be skipped; ids go in and out, so no tokenizer is needed;
@@ -72,6 +81,13 @@ def sglang_command(config: Mapping[str, Any], *, spec: CaptureSpec) -> list[str]
     if not on_gpu(config["server"]):
         command += _CPU
     return command + config["server"]["args"]
+
+
+def _image_arguments(config: Mapping[str, Any]) -> list[str]:
+    if not config["containers"]["sglang"]:
+        return []
+    shown = [argument for bind in shown_to_server(config) for argument in ("--bind", bind)]
+    return [*(["--nv"] if on_gpu(config["server"]) else []), *shown, *config["containers"]["sglang_args"]]
 
 
 def server_environment(config: Mapping[str, Any], *, spec: CaptureSpec, root: Path) -> dict[str, str]:

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from draftstates.containers import STEP_VARIABLES
 from draftstates.errors import UserError
 from draftstates.server.files import open_log, tail
 from draftstates.server.processes import die_with_parent
@@ -42,7 +43,9 @@ class LocalServer:
         port = _free_port(host)
         self.url = f"http://{host}:{port}"
         values = {"{host}": host, "{port}": str(port), "{key_config}": str(key_config), "{replica}": str(replica)}
-        command = fill(_in_image(settings), values)
+        command = server_command(settings, values)
+        if settings.image and settings.scratch:
+            settings.scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
         output = open_log(self.log)
         os.write(output, f"--- {time.strftime('%F %T')} {command}\n".encode())
         self._log_start = os.fstat(output).st_size
@@ -53,7 +56,7 @@ class LocalServer:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**os.environ, **settings.env, **(environment or {})},
+            env={**_own_environment(settings), **settings.env, **(environment or {})},
             pass_fds=(*held, report),  # the keeper holds them as well; the server gets none
             preexec_fn=die_with_parent(signal.SIGTERM),
         )
@@ -90,6 +93,23 @@ class LocalServer:
         return tail(self.log, start=self._log_start)
 
 
+def _own_environment(settings: ServerSettings) -> dict[str, str]:
+    """This process's, but for what is meant for the containers of steps: a server's image has all that it needs but what its binds show."""
+    if not settings.image:
+        return dict(os.environ)
+    own = {name: value for name, value in os.environ.items() if name not in STEP_VARIABLES}
+    return {**own, "APPTAINERENV_PYTHONPATH": ""}  # that of this process names folders of the host
+
+
+def server_command(settings: ServerSettings, values: dict[str, str]) -> list[str]:
+    """argv of a server on the host, through Apptainer where it has an image."""
+    if settings.image is None:
+        return fill(settings.command, {**values, "{python}": sys.executable})
+    contained = ["--contain", *(["--workdir", str(settings.scratch)] if settings.scratch else [])]
+    command = fill(settings.command, {**values, "{python}": "python"})
+    return ["apptainer", "exec", *contained, *settings.image_args, str(settings.image), *command]
+
+
 def fill(command: list[str], values: dict[str, str]) -> list[str]:
     """`command` with each placeholder replaced; other braces stay, since arguments may be JSON."""
     filled = []
@@ -115,12 +135,6 @@ def gpus_of(settings: ServerSettings, replica: int) -> dict[str, str]:
         needed = f"{settings.replicas} replicas of {each} GPUs"
         raise UserError(f"server.replicas: {needed} need {each * settings.replicas}, found {len(gpus)} ({','.join(gpus)})")
     return {_GPUS: ",".join(gpus[replica * each : (replica + 1) * each])}
-
-
-def _in_image(settings: ServerSettings) -> list[str]:
-    if settings.image is None:
-        return settings.command
-    return ["apptainer", "exec", *settings.image_args, str(settings.image), *settings.command]
 
 
 def _free_port(host: str) -> int:

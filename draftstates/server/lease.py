@@ -7,8 +7,6 @@ import contextlib
 import fcntl
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -16,14 +14,16 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from draftstates.containers import present_image
 from draftstates.errors import UserError
 from draftstates.server.acceptance import external_address
 from draftstates.server.address import Address
-from draftstates.server.files import is_held, locked, open_log, read_json, tail, write_private
+from draftstates.server.files import is_held, locked, read_json, write_private
 from draftstates.server.processes import OWNER_VARIABLE, Process
 from draftstates.server.processes import owner as configured_owner
 from draftstates.server.settings import ServerSettings
 from draftstates.server.slurm.lease import slurm_lease
+from draftstates.server.starter import have_supervisor_started, start_supervisor
 from draftstates.server.state import State
 
 _POLL_SECONDS = 0.1
@@ -165,24 +165,10 @@ def _start_supervisor(settings: ServerSettings, state: State) -> None:
     for path in (state.address, state.failed, *state.failures.iterdir()):
         path.unlink(missing_ok=True)
     write_private(state.settings, settings.to_json())
-    ready, to_supervisor = os.pipe()
-    output = open_log(state.log)
-    start = os.fstat(output).st_size
-    process = subprocess.Popen(
-        [sys.executable, "-m", "draftstates.server.supervisor", str(state.folder), str(to_supervisor)],
-        start_new_session=True,
-        pass_fds=(to_supervisor,),
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-    )
-    os.close(output)
-    os.close(to_supervisor)
-    write_private(state.pid, str(process.pid))
-    answered = os.read(ready, 1)  # from here on it holds the alive lock
-    os.close(ready)
-    if not answered:
-        raise UserError(f"the server's supervisor did not start; the last lines of {state.log}:\n{tail(state.log, start=start)}")
+    if present_image():
+        have_supervisor_started(state)
+    else:
+        start_supervisor(state)
 
 
 def _wait_for_address(state: State) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from draftstates.errors import UserError
 
 LAUNCHERS = ("local", "slurm", "external")
-_PATHS = ("state", "log", "image", "api_key_file")
+_PATHS = ("state", "log", "image", "scratch", "api_key_file")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,12 +42,13 @@ class ServerSettings:
             one that all nodes share.
         log: the servers' output; with several replicas, one file each (`server.0.log`, ...).
         command: argv of one server. Placeholders: `{host}` and `{port}` to bind; `{key_config}`, a YAML file that says
-            `api-key: ...`; `{replica}`, counted from 0.
+            `api-key: ...`; `{replica}`, counted from 0; `{python}`, the Python that has the server.
         env: variables added to the environment of the server and of the self-test.
         image: container image in which `command` runs, through `apptainer exec` with `image_args`.
+        scratch: folder for what the container writes to /tmp and to its home folder.
         url, api_key_file: address (external); the file holds the key alone.
         selftest: argv, run once a server is up and before anyone gets its address; `{address}` is the file to read it
-            from. A non-zero exit status refuses the server.
+            from, `{python}` this Python. A non-zero exit status refuses the server.
         replicas: servers to start; a lease is on one of them.
         gpus_each: GPUs that each of several local replicas has to itself; 0 leaves the choice to the server.
         restarts: how often a replica that fails while others serve is started again.
@@ -66,6 +67,7 @@ class ServerSettings:
     env: dict[str, str] = dataclasses.field(default_factory=dict)
     image: Path | None = None
     image_args: list[str] = dataclasses.field(default_factory=list)
+    scratch: Path | None = None
     url: str | None = None
     api_key_file: Path | None = None
     selftest: list[str] = dataclasses.field(default_factory=list)

@@ -11,6 +11,8 @@ class State:
     `start_lock`: exclusive while someone decides whether to start or to stop.
     `lease_lock`: shared by each client that needs the server.
     `alive_lock`: exclusive for the supervisor's life.
+    `starter_lock`: shared by each process of the host that starts supervisors for clients in containers. `wanted`: there until one has
+    taken the task; `taken`: until it is done.
     `tree_lock`: exclusive while any process of a server may be left, so that two never share a GPU.
     `address`: the replicas that may be used, while there are any. `uses`: a file for each lease on one of them.
     `failures`: a file for each server that has failed, named by its generation. `failed`: there once no server is left, until the
@@ -30,6 +32,18 @@ class State:
     @property
     def alive_lock(self) -> Path:
         return self.folder / "alive.lock"
+
+    @property
+    def starter_lock(self) -> Path:
+        return self.folder / "starter.lock"
+
+    @property
+    def wanted(self) -> Path:
+        return self.folder / "wanted"
+
+    @property
+    def taken(self) -> Path:
+        return self.folder / "taken"
 
     @property
     def tree_lock(self) -> Path:

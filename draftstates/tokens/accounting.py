@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+from draftstates.containers import present_image
 from draftstates.errors import UserError
 from draftstates.tokens.pipeline import RowResult
 from draftstates.tokens.reasons import BENIGN, REASONS, RowSkipped
@@ -108,4 +109,5 @@ class Accounting:
             "failed": {},
             "lost_turns": dict(sorted(self.lost_turns.items())),
             "examples": self._examples,
+            "image": present_image(),
         }

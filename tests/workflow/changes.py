@@ -42,8 +42,9 @@ def reorder_sources(workspace: Workspace) -> None:
 
 
 def change_image(workspace: Workspace) -> None:
-    workspace.edit("Snakefile", '"envs/tools.sif"', '"envs/other.sif"')
-    workspace.config["server"] = {"image": "envs/sglang-2.sif", "image_args": ["--nv"]}
+    workspace.edit("Snakefile", "container: step_image()", 'container: "envs/other.sif"')
+    (workspace.folder / "other.sif").touch()
+    workspace.config["containers"] = {"sglang": "other.sif", "sglang_args": ["--bind=/data"]}
 
 
 def change_rule_text(workspace: Workspace) -> None:
