@@ -1,6 +1,8 @@
 # make demo   the whole workflow over a small real model, on the CPU
 # make test   all tests
 # make test-cluster   those on a real Slurm, which is installed for them where this is root on Debian
+# make test-containers   those with a real Apptainer, in images made for them; it is installed for them where this is root on Debian
+# make images   the container images of envs/, with Apptainer; OPTIONS="..." for scripts/images.py
 # make test-exports   the exports by the trainers' own loaders, in an environment of their own
 # make lint   style of code and rules
 # Each sets up .venv by itself. Another Python than python3: make demo PYTHON=python3.12
@@ -15,7 +17,7 @@ CLUSTER := not server
 
 export PATH := $(BIN):$(PATH)
 
-.PHONY: demo test test-cluster test-exports lint install
+.PHONY: demo test test-cluster test-containers test-exports images lint install
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -25,11 +27,20 @@ test: $(INSTALLED) $(DEMO_MODEL)/config.json
 	python tests/fetch_tokenizers.py
 	python -m pytest tests/unit tests/workflow tests/server
 	$(MAKE) test-cluster
+	$(MAKE) test-containers
 
 # Without Slurm and without the right to install it, these tests are skipped by name.
 test-cluster: $(INSTALLED) $(DEMO_MODEL)/config.json
 	bash tests/cluster/install.sh
 	python -m pytest tests/cluster -m "$(CLUSTER)"
+
+# Without Apptainer and without the right to install it, these tests are skipped by name.
+test-containers: $(INSTALLED) $(DEMO_MODEL)/config.json
+	bash tests/containers/install.sh
+	python -m pytest tests/containers
+
+images: $(INSTALLED)
+	python scripts/images.py $(OPTIONS)
 
 test-exports: $(INSTALLED)
 	bash tests/exports/make_environment.sh $(VENV) .venv-trainers

@@ -1,0 +1,97 @@
+"""A server in a container ends as one on the host does: whatever is killed, no process of it is left, no mount and no loop device."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from container_harness import traces
+from lease_harness import FILES, Playground, ask, eventually, find
+
+from draftstates.server.lease import lease
+from draftstates.server.processes import OWNER_VARIABLE, Process
+from draftstates.server.settings import ServerSettings
+
+
+def contained(play: Playground, image: Path, *stub: str) -> ServerSettings:
+    """A stub server in the image, which sees its own script and the playground."""
+    settings = play.settings(*stub, idle_seconds=600.0)
+    shown = ["--bind", f"{FILES}:{FILES}:ro", "--bind", str(play.folder)]
+    changes = {"command": ["{python}", *settings.command[1:]], "image": image, "image_args": shown, "scratch": play.folder / "scratch"}
+    return dataclasses.replace(settings, **changes)
+
+
+def gone(play: Playground, image: Path) -> None:
+    """Nothing is left, of whatever parent: containers' processes have titles of their own."""
+    words = (str(play.folder), image.name)
+    eventually(lambda: not traces(*words) and not play.survivors(), within=15, what=f"nothing is left of {traces(*words)}")
+
+
+def test_a_server_in_an_image_serves_and_ends_when_idle(play: Playground, images: dict[str, Path]) -> None:
+    settings = contained(play, images["sglang"], "--helpers", "2")
+    with lease(settings) as address:
+        assert "pid" in ask(address.url, address.api_key)
+        assert [line for line in traces(images["sglang"].name) if "runtime parent" in line], "it runs in no container"
+        os.kill(find(play, "draftstates.server.supervisor")[0], signal.SIGTERM)
+    gone(play, images["sglang"])
+
+
+def kill_owner(play: Playground, owner: subprocess.Popen) -> None:
+    owner.kill()
+
+
+def kill_supervisor(play: Playground, owner: subprocess.Popen) -> None:
+    os.kill(find(play, "draftstates.server.supervisor")[0], signal.SIGKILL)
+
+
+def kill_keeper(play: Playground, owner: subprocess.Popen) -> None:
+    os.kill(find(play, "draftstates.server.keeper")[0], signal.SIGKILL)
+
+
+def kill_runtime(play: Playground, owner: subprocess.Popen) -> None:
+    """Apptainer's own process, whose child is the server."""
+    (parent,) = [line for line in traces("Apptainer runtime parent") if "sglang" in line]
+    os.kill(int(parent.split()[1].rstrip(":")), signal.SIGKILL)
+
+
+def kill_server(play: Playground, owner: subprocess.Popen) -> None:
+    os.kill(play.starts()[0], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_nothing_is_left_when_snakemake_ends(play: Playground, images: dict[str, Path], number: signal.Signals) -> None:
+    """KILL reaches Snakemake alone, the others all that its terminal runs."""
+    run = play.snakemake(contained(play, images["sglang"], "--helpers", "1"), "--cores", "2", shards=2, seconds=600.0)
+    eventually(lambda: (play.folder / "state/address.json").exists(), within=60, what=f"the server is announced; {play.said()}")
+    assert [line for line in traces(images["sglang"].name) if "runtime parent" in line]
+    run.kill() if number == signal.SIGKILL else os.killpg(run.pid, number)
+    run.wait(timeout=30)
+    gone(play, images["sglang"])
+
+
+@pytest.mark.parametrize("end", [kill_owner, kill_supervisor, kill_keeper, kill_runtime, kill_server])
+def test_nothing_is_left_of_a_container(
+    play: Playground, images: dict[str, Path], end: Callable[[Playground, subprocess.Popen], None]
+) -> None:
+    """The server and its helpers ignore TERM."""
+    settings = contained(play, images["sglang"], "--helpers", "2", "--stubborn")
+    (play.folder / "settings.json").write_text(settings.to_json())
+    owner = subprocess.Popen(["sleep", "600"])
+    command = [sys.executable, str(FILES / "shard.py"), "out.txt", "--seconds", "600", "--fail", "none"]
+    client = subprocess.Popen(command, cwd=play.folder, env={**play.environment(), OWNER_VARIABLE: str(Process.of(owner.pid))})
+    try:
+        eventually(lambda: (play.folder / "state/address.json").exists(), within=60, what="the server is announced")
+        end(play, owner)
+        eventually(lambda: not find(play, "stub_server.py", "--host"), within=20, what="the server and its keeper have ended")
+        client.terminate()
+        client.wait(timeout=20)
+        owner.kill()
+        owner.wait()
+        gone(play, images["sglang"])
+    finally:
+        client.kill()
+        owner.kill()
