@@ -15,7 +15,6 @@ from typing import Any
 from draftstates.config import resolved_path, state_folder
 from draftstates.containers import check_image, scratch, step_environment
 from draftstates.errors import UserError
-from draftstates.server.command import DEVICE_VARIABLE, on_gpu
 from draftstates.server.processes import adopt_ownership, owner
 from draftstates.server.slurm import run as slurm
 from draftstates.server.starter import launch_starter
@@ -132,6 +131,8 @@ def export_environment(config: dict[str, Any], *, in_containers: bool) -> None:
     os.environ["DRAFTSTATES_MODEL"] = config["model"]["path"]
     adopt_ownership()
     if in_containers:
+        from draftstates.server.command import DEVICE_VARIABLE, on_gpu  # it imports numpy, which takes a moment
+
         os.environ[DEVICE_VARIABLE] = "cuda" if on_gpu(config["server"]) else "cpu"
         os.environ.update(step_environment(config, Path.cwd()))
 
