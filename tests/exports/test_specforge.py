@@ -1,5 +1,6 @@
 """SpecForge 0.2 reads the export."""
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,3 +54,17 @@ def test_the_vocabulary_is_the_one_that_it_makes_itself(exported: Callable[..., 
     folder = exported("specforge", draft_vocab_size=size)
     d2t, t2d = preprocessing.process_token_dict_to_mappings(counts, size, VOCAB)
     assert_same(torch.load(folder / "vocab_mapping.pt", weights_only=True), {"d2t": d2t, "t2d": t2d})
+
+
+def test_a_short_capture_is_padded_without_a_word_as_the_drafter_example_does_it(exported: Callable[..., Path]) -> None:
+    """What `examples/train_drafter/damage.py` puts into an export is what this loader makes of rows that a radix cache withheld."""
+    spec = importlib.util.spec_from_file_location("damage", Path(__file__).parents[2] / "examples" / "train_drafter" / "damage.py")
+    assert spec and spec.loader
+    damage = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(damage)
+    path = preprocessing.list_local_files(str(exported("specforge")))[-1]
+    whole, cached = torch.load(path, weights_only=True), 3
+    short = whole | {name: whole[name][:, cached:] for name in ("hidden_state", "aux_hidden_state")}
+    batch = eagle3.build_offline_collator()([preprocessing.OfflineEagle3Dataset.process_data(short, max_len=64)])
+    assert torch.equal(batch["hidden_state"][0], damage.damaged(whole["aux_hidden_state"][0], cached))
+    assert torch.equal(batch["target"][0], damage.damaged(whole["hidden_state"][0], cached))
