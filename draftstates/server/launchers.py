@@ -18,6 +18,14 @@ from draftstates.server.settings import ServerSettings
 
 LOOPBACK = "127.0.0.1"
 _PORTS = (15000, 32000)  # below Linux's ephemeral range: a model loads for minutes before its server binds the port
+_THREADS = (
+    "OMP_NUM_THREADS",
+    "GOTO_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
 _GPUS = "CUDA_VISIBLE_DEVICES"
 
 
@@ -94,10 +102,15 @@ class LocalServer:
 
 
 def _own_environment(settings: ServerSettings) -> dict[str, str]:
-    """This process's, but for what is meant for the containers of steps: a server's image has all that it needs but what its binds show."""
+    """This process's, but for what is meant for others.
+
+    Snakemake limits a step of one thread to one by variables, and the step that happens to start the server is no measure of the
+    server. Of what is meant for the containers of steps a server's image needs nothing: it has all but what its binds show.
+    """
+    own = {name: value for name, value in os.environ.items() if name not in _THREADS}
     if not settings.image:
-        return dict(os.environ)
-    own = {name: value for name, value in os.environ.items() if name not in STEP_VARIABLES}
+        return own
+    own = {name: value for name, value in own.items() if name not in STEP_VARIABLES}
     return {**own, "APPTAINERENV_PYTHONPATH": ""}  # that of this process names folders of the host
 
 
