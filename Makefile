@@ -12,8 +12,6 @@ VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO_MODEL := models/SmolLM2-135M-Instruct
-# The whole demo through Slurm takes as long as all other tests there together: make test-cluster CLUSTER=server
-CLUSTER := not server
 
 export PATH := $(BIN):$(PATH)
 
@@ -28,11 +26,12 @@ test: $(INSTALLED) $(DEMO_MODEL)/config.json
 	python -m pytest tests/unit tests/workflow tests/server
 	$(MAKE) test-cluster
 	$(MAKE) test-containers
+	$(MAKE) test-exports
 
 # Without Slurm and without the right to install it, these tests are skipped by name.
 test-cluster: $(INSTALLED) $(DEMO_MODEL)/config.json
 	bash tests/cluster/install.sh
-	python -m pytest tests/cluster -m "$(CLUSTER)"
+	python -m pytest tests/cluster
 
 # Without Apptainer and without the right to install it, these tests are skipped by name.
 test-containers: $(INSTALLED) $(DEMO_MODEL)/config.json
