@@ -1,6 +1,7 @@
 """The lease seen from its processes: who is told what, who ends whom, what is shared and what is not."""
 
 import dataclasses
+import fcntl
 import os
 import signal
 import subprocess
@@ -13,9 +14,11 @@ import pytest
 from lease_harness import FILES, Playground, ask, ended, eventually, find
 
 from draftstates.errors import UserError
+from draftstates.server.files import is_held
 from draftstates.server.lease import lease
 from draftstates.server.processes import OWNER_VARIABLE, Process, adopt_ownership
 from draftstates.server.settings import ServerSettings
+from draftstates.server.state import State
 
 
 def client_with_owner(play: Playground, settings: ServerSettings) -> tuple[subprocess.Popen, subprocess.Popen]:
@@ -84,7 +87,9 @@ def test_after_a_killed_supervisor_the_next_server_waits_for_the_old_one_to_end(
     settings = play.settings("--stubborn")
     with lease(settings):
         os.kill(find(play, "draftstates.server.supervisor")[0], signal.SIGKILL)
-        eventually(lambda: not find(play, "draftstates.server.supervisor"), within=5, what="the supervisor is gone")
+        # its memory goes first, by which it is found, and its locks a moment later
+        alive = State(settings.state).alive_lock
+        eventually(lambda: not is_held(alive, fcntl.LOCK_SH), within=5, what="the supervisor is gone")
     with lease(settings):
         assert len(find(play, "stub_server.py", "--stubborn")) == 2  # one server and its keeper
     assert len(play.starts()) == 2
