@@ -29,13 +29,13 @@ import numpy as np
 from memory_watch import MemoryWatch
 from server_harness import CPU_FLAGS, Running, serve
 
+from draftstates.capture_spec import CaptureSpec
 from draftstates.client import CaptureFailed, Client, Endpoint, Work
 from draftstates.config import resolve
 from draftstates.extract import ExtractOptions, ShardTokens, lay_out
 from draftstates.model import read_model
 from draftstates.server.command import server_settings
 from draftstates.server.lease import lease
-from draftstates.shards import CaptureSpec
 
 
 @dataclasses.dataclass(frozen=True)

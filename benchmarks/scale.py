@@ -36,7 +36,8 @@ import yaml
 from safetensors.numpy import save_file
 
 from draftstates import ids
-from draftstates.shards import CaptureSpec, Shard, create
+from draftstates.capture_spec import CaptureSpec
+from draftstates.shards import Shard, create
 from draftstates.tokens.output import SCHEMA
 from draftstates.verify import FORMAT, FORMAT_VERSION, file_checksum, sealed
 

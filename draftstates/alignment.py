@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
+from draftstates.capture_spec import torch_dtype
 from draftstates.checks import Finding
 from draftstates.model import Head
-from draftstates.shards import torch_dtype
 
 _DEVIATIONS = 7.0
 _SUMS = 4.0  # two sums, each within twice its expected error

@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 
 from draftstates import ids, shards, wire
 from draftstates.building import building_folder, publish
+from draftstates.capture_spec import CaptureSpec
 from draftstates.client import Captured, Client, Endpoint, Work
 from draftstates.containers import distinct, present_image
 from draftstates.errors import UserError
 from draftstates.probes import choose_probes
 from draftstates.progress import Progress
 from draftstates.reuse import copy_captured
-from draftstates.shards import CaptureSpec
 
 RECEIPTS_FORMAT = "draftstates.receipts"
 RECEIPTS_VERSION = 1

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
+from draftstates.capture_spec import CaptureSpec
 from draftstates.errors import UserError
 from draftstates.layers import chosen_layers
-from draftstates.shards import CaptureSpec
 
 if TYPE_CHECKING:
     import torch

@@ -11,11 +11,11 @@ import numpy as np
 
 from draftstates import ids, shards
 from draftstates.boundaries import segment
+from draftstates.capture_spec import CaptureSpec
 from draftstates.containers import distinct, present_image
 from draftstates.errors import UserError
 from draftstates.probes import choose_probes
 from draftstates.room import check_room
-from draftstates.shards import CaptureSpec
 from draftstates.token_files import SourceIndex, read_index, write_shard_tokens
 
 FORMAT = "draftstates.plan"

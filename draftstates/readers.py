@@ -7,7 +7,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from draftstates.shards import Shard, torch_dtype
+from draftstates.capture_spec import torch_dtype
+from draftstates.shards import Shard
 from draftstates.storage import CompactShard
 
 

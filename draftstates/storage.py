@@ -31,8 +31,9 @@ import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
 
+from draftstates.capture_spec import STORED_DTYPES, torch_dtype
 from draftstates.errors import UserError
-from draftstates.shards import STORED_DTYPES, Shard, torch_dtype
+from draftstates.shards import Shard
 
 FORMAT = "draftstates.compact"
 FORMAT_VERSION = "1"

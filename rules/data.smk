@@ -90,7 +90,16 @@ checkpoint plan:
         max_bytes=config["max_bytes"],
         exclude=sorted(config["exclude"]),
         code=ask.source_digest(
-            "plan.py", "boundaries.py", "room.py", "token_files.py", "probes.py", "model.py", "layers.py", "shards.py", "ids.py"
+            "plan.py",
+            "boundaries.py",
+            "room.py",
+            "token_files.py",
+            "probes.py",
+            "model.py",
+            "layers.py",
+            "shards.py",
+            "capture_spec.py",
+            "ids.py",
         ),
     shell:
         """

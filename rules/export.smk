@@ -29,7 +29,7 @@ rule export:
     params:
         folder=subpath(output.export, parent=True),
         options=export_options,
-        code=ask.source_digest("exports", "dataset.py", "final_norm.py", "vocab.py", "shards.py"),
+        code=ask.source_digest("exports", "dataset.py", "final_norm.py", "vocab.py", "shards.py", "capture_spec.py"),
     shell:
         """
         exec python scripts/export.py \

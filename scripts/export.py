@@ -4,10 +4,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from draftstates.capture_spec import STORED_DTYPES, torch_dtype
 from draftstates.cli import run
 from draftstates.exports.common import Options
 from draftstates.exports.export import EXPORTED, export_manifest
-from draftstates.shards import STORED_DTYPES, torch_dtype
 
 
 def layer_list(text: str) -> list[int]:

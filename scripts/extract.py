@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from draftstates import config, extract
+from draftstates.capture_spec import CaptureSpec
 from draftstates.cli import run
 from draftstates.client import Endpoint
 from draftstates.plan import read_plan
@@ -12,7 +13,7 @@ from draftstates.room import check_free
 from draftstates.server.command import server_settings
 from draftstates.server.engine import server_info
 from draftstates.server.lease import lease
-from draftstates.shards import CaptureSpec, shard_bytes
+from draftstates.shards import shard_bytes
 
 
 def main() -> None:

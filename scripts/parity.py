@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from draftstates import parity, shards
+from draftstates.capture_spec import torch_dtype
 from draftstates.cli import run
 from draftstates.model import read_model
 
@@ -18,7 +19,7 @@ def main() -> None:
     arguments = parser.parse_args()
     shard = shards.Shard(arguments.shard)
     num_layers = read_model(arguments.model).num_layers
-    dtype = shards.torch_dtype(arguments.compute_dtype)
+    dtype = torch_dtype(arguments.compute_dtype)
     reference = parity.Reference(arguments.model, dtype=dtype, device=arguments.device)
     coarser = max((arguments.compute_dtype, shard.stored_dtype), key=parity.TOLERANCES.get)
     for index in range(min(arguments.samples, len(shard))):

@@ -8,12 +8,12 @@ import shlex
 from pathlib import Path
 
 from draftstates import config
+from draftstates.capture_spec import CaptureSpec
 from draftstates.cli import run
 from draftstates.server.command import attestation_path, server_settings
 from draftstates.server.hold import hold
 from draftstates.server.launchers import server_command
 from draftstates.server.settings import ServerSettings
-from draftstates.shards import CaptureSpec
 
 
 def main() -> None:

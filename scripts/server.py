@@ -6,6 +6,7 @@ from pathlib import Path
 
 from draftstates import config
 from draftstates.building import publish_text
+from draftstates.capture_spec import CaptureSpec
 from draftstates.cli import run
 from draftstates.errors import UserError
 from draftstates.exports.possible import check_exports
@@ -13,7 +14,7 @@ from draftstates.plan import read_plan
 from draftstates.room import check_free
 from draftstates.server.command import attestation_path, server_settings
 from draftstates.server.lease import lease
-from draftstates.shards import CaptureSpec, shard_bytes
+from draftstates.shards import shard_bytes
 
 
 def main() -> None:

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import save_file
 
 from draftstates import ids, shards
+from draftstates.capture_spec import CaptureSpec, torch_dtype
 from draftstates.model import capture_spec, read_model
 from draftstates.plan import FORMAT, FORMAT_VERSION
 from draftstates.probes import choose_probes
-from draftstates.shards import CaptureSpec
 
 HIDDEN, VOCABULARY, LAYERS, END_TOKEN = 64, 400, (2, 4, 5), 7
 CHECKS = {"probe_fraction": 0.01, "probe_minimum": 3}
@@ -115,7 +115,7 @@ def _final_states(model: Path, rows: int, generator: torch.Generator, spec: Capt
     from safetensors.torch import load_file
 
     weights = load_file(model / "model.safetensors")
-    compute = shards.torch_dtype(spec.compute_dtype)
+    compute = torch_dtype(spec.compute_dtype)
     head, norm = weights["lm_head.weight"].to(compute), weights["model.norm.weight"].to(compute)
     residual = torch.randn(rows, HIDDEN, generator=generator) * 3 + 5 * head[END_TOKEN + 1].float()
     residual = residual.to(compute)
@@ -129,7 +129,7 @@ def _final_states(model: Path, rows: int, generator: torch.Generator, spec: Capt
 
 def _batched_otherwise(rows: torch.Tensor, generator: torch.Generator, spec: CaptureSpec) -> torch.Tensor:
     """The same rows from another batch: the last bits that the server computed differ."""
-    noise = torch.randn(rows.shape, generator=generator) * torch.finfo(shards.torch_dtype(spec.compute_dtype)).eps
+    noise = torch.randn(rows.shape, generator=generator) * torch.finfo(torch_dtype(spec.compute_dtype)).eps
     return (rows.float() * (1 + noise)).to(rows.dtype)
 
 

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import torch
 
 from draftstates import ids, shards
+from draftstates.capture_spec import CaptureSpec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,7 +19,7 @@ class Synthetic:
     """A written manifest and, per sample id, what was written."""
 
     path: Path
-    spec: shards.CaptureSpec
+    spec: CaptureSpec
     samples: dict[str, dict[str, torch.Tensor]]
 
 
@@ -30,8 +31,8 @@ def capture_spec(
     final_norm: str = "pre_norm",
     stored_dtype: str = "bfloat16",
     model_digest: str = "of no model",
-) -> shards.CaptureSpec:
-    return shards.CaptureSpec(
+) -> CaptureSpec:
+    return CaptureSpec(
         model="tiny",
         model_digest=model_digest,
         compute_dtype="float32",
@@ -44,7 +45,7 @@ def capture_spec(
     )
 
 
-def sample(length: int, *, spec: shards.CaptureSpec, seed: int) -> dict[str, torch.Tensor]:
+def sample(length: int, *, spec: CaptureSpec, seed: int) -> dict[str, torch.Tensor]:
     """Random tokens below 100, a mask whose last half is set, normal states."""
     rng = torch.Generator().manual_seed(seed)
     layers = len(spec.residual_layers)
@@ -56,7 +57,7 @@ def sample(length: int, *, spec: shards.CaptureSpec, seed: int) -> dict[str, tor
     }
 
 
-def write_shard(path: Path, samples: list[dict[str, torch.Tensor]], *, spec: shards.CaptureSpec) -> str:
+def write_shard(path: Path, samples: list[dict[str, torch.Tensor]], *, spec: CaptureSpec) -> str:
     """Write a whole shard; returns its id."""
     names = [ids.sample_id(s["input_ids"].numpy(), s["loss_mask"].numpy()) for s in samples]
     shard_id = ids.shard_id(names)
@@ -77,7 +78,7 @@ def write_shard(path: Path, samples: list[dict[str, torch.Tensor]], *, spec: sha
     return shard_id
 
 
-def write_manifest(folder: Path, contents: Sequence[Sequence[dict[str, torch.Tensor]]], *, spec: shards.CaptureSpec) -> Synthetic:
+def write_manifest(folder: Path, contents: Sequence[Sequence[dict[str, torch.Tensor]]], *, spec: CaptureSpec) -> Synthetic:
     """Write the shards, one per inner list, with `manifest.json` and `samples.parquet` beside them."""
     (folder / "shards").mkdir(parents=True, exist_ok=True)
     entries, rows, samples = [], [], {}
@@ -119,7 +120,7 @@ def write_manifest(folder: Path, contents: Sequence[Sequence[dict[str, torch.Ten
     return Synthetic(path=folder / "manifest.json", spec=spec, samples=samples)
 
 
-def small(folder: Path, *, spec: shards.CaptureSpec | None = None, shard_sizes: Sequence[int] = (4, 3)) -> Synthetic:
+def small(folder: Path, *, spec: CaptureSpec | None = None, shard_sizes: Sequence[int] = (4, 3)) -> Synthetic:
     """A few short samples of distinct lengths in shards of the given sizes."""
     spec = spec or capture_spec()
     numbers = iter(range(sum(shard_sizes)))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from draftstates import shards, wire
 from draftstates.capture.settings import CaptureSettings
+from draftstates.capture_spec import STORED_DTYPES
 from draftstates.errors import UserError
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -102,7 +103,7 @@ def _compare(path: Path, header: shards.ShardHeader, settings: CaptureSettings) 
     expected = {
         "residual_layers": settings.residual_layers,
         "final_norm": settings.final_norm,
-        "stored dtype": shards.STORED_DTYPES[settings.stored_dtype][0],
+        "stored dtype": STORED_DTYPES[settings.stored_dtype][0],
     }
     found = {
         "residual_layers": header.residual_layers,

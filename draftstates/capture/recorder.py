@@ -9,12 +9,13 @@ import sys
 
 import torch
 
-from draftstates import __version__, shards, wire
+from draftstates import __version__, wire
 from draftstates.capture import taps
 from draftstates.capture.blocks import BlockPool
 from draftstates.capture.files import DestinationFile, Destinations
 from draftstates.capture.settings import CaptureSettings
 from draftstates.capture.writer import Job, Writers
+from draftstates.capture_spec import torch_dtype
 from draftstates.errors import UserError
 from draftstates.wire import Destination
 
@@ -26,7 +27,7 @@ class Recorder:
 
     def __init__(self, settings: CaptureSettings) -> None:
         self._settings = settings
-        self._dtype = shards.torch_dtype(settings.stored_dtype)
+        self._dtype = torch_dtype(settings.stored_dtype)
         self._taps: taps.Taps | None = None
         self._writers: Writers | None = None
 

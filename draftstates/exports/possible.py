@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from draftstates.capture_spec import CaptureSpec
 from draftstates.errors import UserError
-from draftstates.shards import CaptureSpec
 from draftstates.vocab import check_draft_size, model_vocab_size
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from draftstates.capture.settings import CaptureSettings
+from draftstates.capture_spec import CaptureSpec
 from draftstates.config import state_folder
 from draftstates.containers import scratch, shown_to_server
 from draftstates.server.settings import ServerSettings, SlurmSettings
-from draftstates.shards import CaptureSpec
 
 _CPU = ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--grammar-backend", "none"]
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}

@@ -18,6 +18,7 @@ import numpy as np
 from draftstates import ids, wire
 from draftstates.alignment import Rounding, unit_roundoff
 from draftstates.building import building_folder, publish
+from draftstates.capture_spec import CaptureSpec
 from draftstates.cli import run
 from draftstates.client import Captured, Endpoint
 from draftstates.errors import UserError
@@ -26,7 +27,7 @@ from draftstates.model import read_model
 from draftstates.parity import row_distances
 from draftstates.server.address import read_address
 from draftstates.server.engine import server_info
-from draftstates.shards import CaptureSpec, Shard
+from draftstates.shards import Shard
 from draftstates.verify import verify_shard
 
 _LENGTHS = (10, 64, 300)

@@ -16,8 +16,9 @@ import gpu_models  # noqa: E402
 from server_harness import Running, capture, random_ids, serve, spec_for  # noqa: E402
 
 from draftstates import parity, wire  # noqa: E402
+from draftstates.capture_spec import CaptureSpec
 from draftstates.server.selftest import attest  # noqa: E402
-from draftstates.shards import CaptureSpec, Shard  # noqa: E402
+from draftstates.shards import Shard  # noqa: E402
 
 FLAGS = os.environ.get("DRAFTSTATES_GPU_FLAGS", "").split()
 LAYERS = (0, 2, 4, 5, 8)

@@ -18,6 +18,7 @@ import numpy as np
 
 from draftstates import model, shards
 from draftstates.capture.settings import CaptureSettings
+from draftstates.capture_spec import CaptureSpec
 from draftstates.client import Captured, Client, Endpoint, Work
 
 START_SECONDS = 180
@@ -33,16 +34,16 @@ class Running:
     """A server that answers: its endpoint, what it captures, its process and log."""
 
     endpoint: Endpoint
-    spec: shards.CaptureSpec
+    spec: CaptureSpec
     model: Path
     process: subprocess.Popen
     log: Path
 
 
-def spec_for(folder: Path, *, layers: Sequence[int], final_norm: str = "post_norm", dtype: str = "float32") -> shards.CaptureSpec:
+def spec_for(folder: Path, *, layers: Sequence[int], final_norm: str = "post_norm", dtype: str = "float32") -> CaptureSpec:
     """The capture of a model folder with these layers, computed and stored in one dtype."""
     info = model.read_model(folder)
-    return shards.CaptureSpec(
+    return CaptureSpec(
         model=info.name,
         model_digest=info.digest,
         compute_dtype=dtype,
@@ -57,7 +58,7 @@ def spec_for(folder: Path, *, layers: Sequence[int], final_norm: str = "post_nor
 
 @contextlib.contextmanager
 def serve(
-    spec: shards.CaptureSpec,
+    spec: CaptureSpec,
     *,
     folder: Path,
     root: Path,

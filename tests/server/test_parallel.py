@@ -14,8 +14,9 @@ import tiny_models
 from server_harness import Running, capture, new_shard, random_ids, rows_on_disk, serve, spec_for
 
 from draftstates import ids, parity, wire
+from draftstates.capture_spec import CaptureSpec
 from draftstates.server.selftest import attest
-from draftstates.shards import CaptureSpec, Shard
+from draftstates.shards import Shard
 
 pytestmark = pytest.mark.server
 LAYERS = (0, 2, 3, 5, 6)

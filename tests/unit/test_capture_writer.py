@@ -14,9 +14,10 @@ from draftstates.capture.blocks import BlockPool
 from draftstates.capture.files import Destinations
 from draftstates.capture.settings import CaptureSettings
 from draftstates.capture.writer import Job, Writers
+from draftstates.capture_spec import CaptureSpec
 from draftstates.errors import UserError
 
-SPEC = shards.CaptureSpec(
+SPEC = CaptureSpec(
     model="m",
     model_digest="d",
     compute_dtype="float32",

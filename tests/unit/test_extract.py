@@ -13,10 +13,10 @@ from aiohttp import web
 
 from draftstates import ids, shards, wire
 from draftstates.building import building_folder
+from draftstates.capture_spec import CaptureSpec
 from draftstates.client import Client, Endpoint, Work
 from draftstates.errors import UserError
 from draftstates.extract import ExtractOptions, companions, extract_shard, read_tokens
-from draftstates.shards import CaptureSpec
 from draftstates.verify import sealed
 
 SPEC = CaptureSpec(

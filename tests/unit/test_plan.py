@@ -16,10 +16,10 @@ import yaml
 from captured import tiny_model
 
 from draftstates import ids
+from draftstates.capture_spec import CaptureSpec
 from draftstates.errors import UserError
 from draftstates.extract import read_tokens
 from draftstates.plan import PlanOptions, check_accounting, make_plan, read_plan
-from draftstates.shards import CaptureSpec
 
 SPEC = CaptureSpec(
     model="tiny",

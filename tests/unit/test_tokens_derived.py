@@ -10,10 +10,10 @@ import pytest
 import torch
 from token_kit import chat, run_script, run_source, template
 
+from draftstates.capture_spec import CaptureSpec
 from draftstates.errors import UserError
 from draftstates.forecast import forecast, hours
 from draftstates.plan import PlanOptions, make_plan
-from draftstates.shards import CaptureSpec
 from draftstates.tokens import pipeline
 from draftstates.tokens.statistics import as_html, as_text, statistics
 from draftstates.tokens.vocabulary import write_vocabulary

@@ -62,7 +62,7 @@ def as_line(value: object) -> bytes:
 
 
 @given(st.lists(ROW.map(as_line) | st.binary(max_size=12), max_size=6), st.sampled_from(["skip", "cut"]), st.booleans(), st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_row_is_kept_or_skipped_for_a_named_reason_and_the_sum_closes(loaded, lines, over_long, reasoning, deduplicate) -> None:
     pipeline = pipeline_of(loaded, over_long=over_long, include_reasoning=reasoning)
     counts = Accounting("s", deduplicate=deduplicate)
@@ -81,7 +81,7 @@ def test_any_row_is_kept_or_skipped_for_a_named_reason_and_the_sum_closes(loaded
 
 
 @given(st.lists(st.text(max_size=20), min_size=2, max_size=8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_turn_is_learned_once_after_the_history_that_the_server_would_see(loaded, turns) -> None:
     messages = chat(*turns)
     learned = []
