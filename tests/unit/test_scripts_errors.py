@@ -45,7 +45,7 @@ COMMANDS = {
 }
 NOT_INPUTS = {"out", "shard_id"}
 FOLDERS = {"model", "tokenizer", "run", "results"}
-UNTRIED = {"prepare_demo_model", "prune"}  # they make a folder, and take any folder
+UNTRIED = {"images", "lock_tools", "prepare_demo_model", "prune"}  # they read what the repository has, make a folder, take any folder
 
 
 class Case(NamedTuple):
