@@ -89,6 +89,20 @@ def check_results(config: Mapping[str, Any]) -> None:
         raise UserError(f"results: {config['results']} cannot be written: {folder} is no folder that this user may write to")
 
 
+def check_model(config: Mapping[str, Any]) -> None:
+    """See that the model is there, or is made by a rule.
+
+    Raises:
+        UserError: it is not, and what to do.
+    """
+    path = Path(config["model"]["path"])
+    if config["model"]["prepare"] == "none" and not (path / "config.json").exists():
+        raise UserError(
+            f"model.path: {path} has no config.json: put the model there, with tokenizer and weights, "
+            f"such as by `hf download <name> --local-dir {path}`"
+        )
+
+
 def resolved_path(config: Mapping[str, Any]) -> Path:
     """Where a resolved configuration lies: its name is a hash of its content, so it never changes under a running job."""
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()

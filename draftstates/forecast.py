@@ -18,7 +18,7 @@ def hours(plan: Mapping[str, Any], tokens_per_second: float | None) -> float | N
 def forecast(plan: Mapping[str, Any], tokens_per_second: float | None) -> str:
     """One line for people."""
     size = f"{plan['accounting']['totals']['tokens']:,} tokens in {len(plan['shards']):,} shards"
-    room = f"{plan['bytes_needed']:,} bytes to capture, {plan['bytes_present']:,} there, {plan['disk_free']:,} free"
+    room = f"{plan['bytes_needed']:,} bytes to write, {plan['bytes_present']:,} there, {plan['disk_free']:,} free"
     estimate = hours(plan, tokens_per_second)
     if estimate is None:
         return f"{size}; {room}"

@@ -42,6 +42,11 @@ class Status:
         return self.captured_tokens + sum(each.done for each in self.running)
 
     @property
+    def is_done(self) -> bool:
+        """Whether every planned shard is captured and verified."""
+        return self.planned == self.captured == self.verified
+
+    @property
     def rate(self) -> float:
         """Tokens per second of the extractions under way, from their own beginnings."""
         return sum(each.rate for each in self.running)
@@ -98,36 +103,28 @@ def _totals(status: Status, before: Status | None) -> Table:
     if before is not None and status.at > before.at and status.done_tokens >= before.done_tokens:
         rate = (status.done_tokens - before.done_tokens) / (status.at - before.at)
     left = (status.tokens - status.done_tokens) / rate if rate > 0 else None
-    table = Table(title=status.run)
-    for name in ("shards", "captured", "verified", "running", "failed", "tokens", "tokens/s", "time left", "disk left"):
-        table.add_column(name, justify="right")
-    table.add_row(
-        f"{status.planned:,}",
-        f"{status.captured:,}",
-        f"{status.verified:,}",
-        f"{len(status.running):,}",
-        f"{len(status.failed):,}",
-        f"{status.done_tokens:,} of {status.tokens:,}",
-        f"{rate:,.0f}",
-        "-" if left is None else f"{int(left) // 3600}:{int(left) // 60 % 60:02}:{int(left) % 60:02}",
-        f"{status.disk_free / 2**30:,.1f} GiB",
-    )
+    shards = f"{status.captured:,} captured, {status.verified:,} verified, {len(status.running):,} running, {len(status.failed):,} failed"
+    table = Table(title=status.run, show_header=False)
+    table.add_row("shards", f"{shards}, of {status.planned:,}")
+    table.add_row("tokens", f"{status.done_tokens:,} of {status.tokens:,}, {rate:,.0f} a second")
+    table.add_row("time left", "-" if left is None else f"{int(left) // 3600}:{int(left) // 60 % 60:02}:{int(left) % 60:02}")
+    table.add_row("disk left", f"{status.disk_free / 2**30:,.1f} GiB")
     return table
 
 
 def _running(status: Status) -> Table:
     table = Table(title="running")
-    for name in ("server", "shard", "tokens", "tokens/s", "last news"):
-        table.add_column(name, justify="left" if name in ("server", "shard") else "right")
+    for name in ("server", "shard", "tokens", "tokens/s", "news"):
+        table.add_column(name, justify="left" if name in ("server", "shard") else "right", no_wrap=True)
     servers: dict[str, list[Running]] = {}
     for each in status.running:
-        servers.setdefault(each.server, []).append(each)
+        servers.setdefault(each.server.removeprefix("http://"), []).append(each)
     for server, extractions in sorted(servers.items()):
         for each in extractions:
             age = status.at - each.updated
-            news = f"{age:,.0f} s ago" + (", silent" if age > _SILENT_SECONDS else "")
-            table.add_row(server, each.shard_id, f"{each.done:,} of {each.total:,}", f"{each.rate:,.0f}", news)
-        table.add_row(server, "all of it", "", f"{sum(each.rate for each in extractions):,.0f}", "", style="bold")
+            news = f"{age:,.0f} s ago" if age <= _SILENT_SECONDS else "silent"
+            table.add_row(server, each.shard_id[:8], f"{each.done:,} of {each.total:,}", f"{each.rate:,.0f}", news)
+        table.add_row(server, "all", "", f"{sum(each.rate for each in extractions):,.0f}", "", style="bold")
     return table
 
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from draftstates import workflow as ask
-from draftstates.config import check_results, resolve, save_resolved
+from draftstates.config import check_model, check_results, resolve, save_resolved
 from draftstates.errors import UserError
 from draftstates.forecast import forecast
 from draftstates.progress import say_each_minute
@@ -17,6 +17,7 @@ from snakemake.logging import logger
 try:
     config = resolve(config, origin=" ".join(map(str, workflow.overwrite_configfiles)) or "config.yaml")
     check_results(config)
+    check_model(config)
 except UserError as error:
     raise WorkflowError(str(error)) from None
 

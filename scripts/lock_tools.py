@@ -3,6 +3,7 @@
 Run it in the environment of requirements.lock, whose packages tell what they need.
 """
 
+import argparse
 import importlib.metadata
 import re
 import tomllib
@@ -49,6 +50,7 @@ def normal(name: str) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     (REPOSITORY / "envs" / "tools.lock").write_text(tools_lock())
 
 

@@ -24,7 +24,8 @@ def main() -> None:
     if arguments.delete:
         remove(found)
     total = sum(shard.bytes for shard in found)
-    print(f"{len(found):,} shards, {total:,} bytes {'removed' if arguments.delete else 'to remove: run again with --delete'}")
+    outcome = "removed" if arguments.delete else "to remove: run again with --delete" if found else "to remove"
+    print(f"{len(found):,} shards, {total:,} bytes {outcome}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ It reads files only, so it works from any terminal or node that sees the results
 """
 
 import argparse
+import sys
 import time
 from pathlib import Path
 
@@ -20,16 +21,18 @@ def main() -> None:
     parser.add_argument("--once", action="store_true", help="print the present state and end")
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two looks")
     arguments = parser.parse_args()
-    before = look(arguments.results)
-    if arguments.once:
-        Console().print(view(before))
+    plan = arguments.results / "plan.json"
+    if arguments.once or not sys.stdout.isatty():
+        Console().print(view(look(arguments.results)))
         return
-    with Live(view(before), auto_refresh=False) as live:
-        while True:
+    with Live(f"waiting for {plan}", auto_refresh=False) as live:
+        before = None
+        while before is None or not before.is_done:
+            if plan.exists():
+                status = look(arguments.results)
+                live.update(view(status, before), refresh=True)
+                before = status
             time.sleep(arguments.every)
-            status = look(arguments.results)
-            live.update(view(status, before), refresh=True)
-            before = status
 
 
 if __name__ == "__main__":

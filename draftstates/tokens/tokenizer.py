@@ -19,6 +19,8 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
     Raises:
         UserError: there is no tokenizer that can be loaded, or the two still differ.
     """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: expected the folder of a model or tokenizer, found none")
     from transformers import AutoTokenizer
 
     try:

@@ -206,3 +206,13 @@ def test_results_that_cannot_be_written_are_named(tmp_path: Path, results: str) 
     with pytest.raises(UserError, match=f"results: .*{results} cannot be written"):
         config.check_results({"results": str(tmp_path / results)})
     config.check_results({"results": str(tmp_path / "new" / "results")})
+
+
+def test_a_model_that_is_not_there_is_named_with_what_to_do(tmp_path: Path) -> None:
+    model = {"path": str(tmp_path / "m"), "prepare": "none"}
+    with pytest.raises(UserError, match="model.path: .*m has no config.json: put the model there"):
+        config.check_model({"model": model})
+    config.check_model({"model": {**model, "prepare": "smollm2"}})
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").touch()
+    config.check_model({"model": model})

@@ -140,7 +140,7 @@ def test_hours_are_those_of_what_is_still_to_be_captured() -> None:
     assert hours(plan, 2.0) == pytest.approx(0.75)
     assert hours({**plan, "bytes_needed": 0, "bytes_present": 0}, 2.0) == 0
     assert hours(plan, None) is None
-    assert forecast(plan, 2.0) == "7,200 tokens in 1 shards; 30 bytes to capture, 10 there, 99 free; about 0.75 hours at 2 tokens/s"
+    assert forecast(plan, 2.0) == "7,200 tokens in 1 shards; 30 bytes to write, 10 there, 99 free; about 0.75 hours at 2 tokens/s"
     assert "hours" not in forecast(plan, None)
 
 

@@ -63,13 +63,13 @@ def test_bytes_and_hours_are_on_the_screen_before_the_server_starts(tmp_path: Pa
     workspace.config |= {"extract": {"tokens_per_second": 2}}
     run = workspace.run()
     plan = workspace.plan()
-    line = f"{plan['bytes_needed']:,} bytes to capture, 0 there"
+    line = f"{plan['bytes_needed']:,} bytes to write, 0 there"
     assert run.output.count(line) == 1
     assert run.output.index(line) < run.output.index("rule server:")
     assert f"about {plan['accounting']['totals']['tokens'] / 7200:,.2f} hours at 2 tokens/s" in run.output
     assert run.jobs("token_statistics") == run.jobs("sample_pages") == 1
     again = workspace.run()
-    assert again.nothing_to_be_done and "bytes to capture" not in again.output
+    assert again.nothing_to_be_done and "bytes to write" not in again.output
 
 
 def test_an_export_that_the_capture_does_not_allow_is_named_before_the_server_starts(tmp_path: Path, tiny_model: Path) -> None:
