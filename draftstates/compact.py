@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import torch
 import xxhash
 
-from draftstates import model
+from draftstates import ids, model
 from draftstates.building import publish
 from draftstates.dataset import read_manifest
 from draftstates.errors import UserError
@@ -45,8 +45,7 @@ def compact_manifest(manifest: Path, output: Path, storage: Storage, model_folde
         path = folder / f"{entry['shard_id']}.safetensors"
         source = Shard(manifest.parent / entry["path"])
         for index, sample_id in enumerate(source.header.sample_ids):
-            if source.checksum(index) != checksums[sample_id]:
-                raise UserError(f"{source.path}: sample {sample_id} does not have the checksum that the manifest says")
+            _check_source(source, index, sample_id, checksums[sample_id])
         if not _is_there(path, source, storage):
             part = path.with_name(f"{path.name}.part")
             write_compact(source, part, storage, top_token)
@@ -64,6 +63,14 @@ def compact_manifest(manifest: Path, output: Path, storage: Storage, model_folde
     part.write_text(json.dumps(document, indent=1) + "\n")
     publish(part, Path(output) / "manifest.json")
     return document
+
+
+def _check_source(source: Shard, index: int, sample_id: str, checksum: str) -> None:
+    first, end = source.rows(index)
+    if source.checksum(index) != checksum:
+        raise UserError(f"{source.path}: sample {sample_id} does not have the checksum that the manifest says")
+    if ids.sample_id(source.input_ids[first:end], source.loss_mask[first:end]) != sample_id:
+        raise UserError(f"{source.path}: sample {sample_id} has other tokens or another mask than its id says")
 
 
 def _top_token(folder: Path | None, capture: dict) -> TopToken:

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import torch
 from torch.utils.data import Dataset
 
+from draftstates import ids
 from draftstates.errors import UserError
 from draftstates.exports.trainers import States, Trainer, trainer
 from draftstates.final_norm import FinalNorm, FinalSource, find_final
@@ -19,6 +20,7 @@ from draftstates.readers import ShardReader, open_shard
 
 FORMAT = "draftstates.manifest"
 _CAPTURE_FIELDS = ("key", "model", "num_layers", "hidden_size", "residual_layers", "final_norm")
+_AGAIN = "delete the shard and run again to capture it anew"
 _OPEN_SHARDS = 128  # memory maps kept by each process; each holds a file descriptor
 
 
@@ -118,7 +120,7 @@ class ShardDataset(Dataset):
         final_norm: "pre_norm" or "post_norm"; None takes what the trainer reads (with our names: what was captured).
         norm: the model's final norm, where pre-norm is to become post-norm.
         split: None for all, "train" or "validation": chosen by each sample's own id, so that adding rows moves none between them.
-        verify: compare each sample with its checksum at every read.
+        verify: compare each sample's states with their checksum at every read; its tokens and mask are always held to its id.
 
     Raises:
         UserError: on opening, where the capture is not what is asked for, and which of them is not.
@@ -171,17 +173,28 @@ class ShardDataset(Dataset):
         return self.index.ids[i].as_py()
 
     def tokens(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        """Sample i's `input_ids` int32 [n] and `loss_mask` uint8 [n], without its states."""
+        """Sample i's `input_ids` int32 [n] and `loss_mask` uint8 [n], without its states.
+
+        Raises:
+            UserError: they are not those that the sample's id was made of: the shard has changed since it was verified.
+        """
         shard, position = self._locate(i)
-        return shard.tokens(position)
+        input_ids, loss_mask = shard.tokens(position)
+        if ids.sample_id(input_ids, loss_mask) != self.sample_id(i):
+            raise UserError(f"{shard.path}: sample {self.sample_id(i)} has other tokens or another mask than its id says; {_AGAIN}")
+        return input_ids, loss_mask
+
+    def content(self, i: int) -> str:
+        """What decides every byte of sample i: its id, that of its tokens and mask, and the checksum of its states."""
+        return f"{self.sample_id(i)}-{self.index.checksums[i].as_py()}"
 
     def states(self, i: int) -> States:
         """Sample i, before it is named."""
         shard, position = self._locate(i)
         if self._verify and shard.checksum(position) != self.index.checksums[i].as_py():
-            raise UserError(f"{shard.path}: sample {self.sample_id(i)} does not have the checksum that the manifest says")
+            raise UserError(f"{shard.path}: sample {self.sample_id(i)} does not have the checksum that the manifest says; {_AGAIN}")
         hidden, final = shard.states(position)
-        input_ids, loss_mask = shard.tokens(position)
+        input_ids, loss_mask = self.tokens(i)
         return States(
             input_ids=torch.from_numpy(input_ids),
             loss_mask=torch.from_numpy(loss_mask),

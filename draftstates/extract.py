@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -114,31 +114,23 @@ def extract_shard(
         shard, probe = folder / "shard.safetensors", folder / "probe.safetensors"
         work, probes = lay_out(tokens, spec=spec, options=options, shard=shard, probe=probe)
         start = time.monotonic()
-        copied, engines = copy_captured(shard, run=output.parent.parent, planned=planned)
-        captured = _capture_others(work, copied, endpoint=endpoint, options=options, shard_id=tokens.shard_id)
+        copied = copy_captured(shard, run=output.parent.parent, planned=planned)
+        captured = _capture_others(work, copied.receipts, endpoint=endpoint, options=options, shard_id=tokens.shard_id)
         seconds = time.monotonic() - start
         receipts = folder / "receipts.json"
-        said = receipts_document(tokens, spec=spec, engines={engine, *engines}, captured=captured, probes=probes, copied=copied)
-        servers = distinct([server_image, *_images_of_copied(copied, shards_folder=output.parent)])
-        said["images"] = {"server": servers, "extract": [present_image()]}
+        engines = {engine, *copied.engines}
+        said = receipts_document(tokens, spec=spec, engines=engines, captured=captured, probes=probes, copied=copied.receipts)
+        said["images"] = {"server": distinct([server_image, *copied.images]), "extract": [present_image()]}
         receipts.write_text(json.dumps(said, indent=1))
         publish(probe, probe_path)
         publish(receipts, receipts_file)
         publish(shard, output)  # last: a shard that has its name has all that belongs to it
-    copied_tokens = sum(receipt["rows"] for receipt in copied.values())
     return {
-        "captured_tokens": len(tokens.input_ids) - copied_tokens,
-        "copied_tokens": copied_tokens,
+        "captured_tokens": len(tokens.input_ids) - copied.rows,
+        "copied_tokens": copied.rows,
         "probe_tokens": sum(rows for _, rows in probes),
         "seconds": round(seconds, 3),
     }
-
-
-def _images_of_copied(copied: Mapping[int, dict[str, Any]], *, shards_folder: Path) -> Iterator[str | None]:
-    """Images of the servers that captured the copied rows."""
-    for shard_id in {receipt["copied_from"] for receipt in copied.values()}:
-        said = json.loads((shards_folder / f"{shard_id}.receipts.json").read_bytes())
-        yield from said.get("images", {}).get("server", [None])
 
 
 def _capture_others(

@@ -115,7 +115,7 @@ def read_plan(path: Path) -> dict[str, Any]:
         if found == (FORMAT, FORMAT_VERSION):
             _check_fields(plan)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: expected a plan, found {type(error).__name__}: {error}") from error
+        raise UserError(f"{path}: expected a plan, found {type(error).__name__}: {error}; run again with --forcerun plan") from error
     if found != (FORMAT, FORMAT_VERSION):
         raise UserError(f"{path}: expected {FORMAT} version {FORMAT_VERSION}, found {found[0]} {found[1]}; plan again")
     return plan

@@ -24,17 +24,18 @@ class Unlisted:
 def unlisted(results: Path) -> list[Unlisted]:
     """Shards below `results` that neither the manifest of their run lists nor the present plan asks for.
 
+    A run without a manifest is left alone, whatever its shards: it may be unfinished.
+
     Raises:
-        UserError: a manifest or the plan is there but cannot be read: then nothing may be removed.
+        UserError: there is no plan, or a manifest or the plan cannot be read: then nothing may be removed.
     """
-    plan_file = results / "plan.json"
-    plan = read_plan(plan_file) if plan_file.exists() else {"run": None, "shards": []}
+    plan = read_plan(results / "plan.json")
     planned = {(plan["run"], shard["shard_id"]) for shard in plan["shards"]}
     found = []
     for folder in sorted(results.glob("*/shards")):
         run = folder.parent
-        if run.name == "tokens":
-            continue
+        if not (run / "manifest.json").exists() or not (run / "verified").is_dir():
+            continue  # the latter no capture's folder, but a compact copy
         listed = _listed(run / "manifest.json")
         names = {path.name.split(".")[0] for path in folder.iterdir() if path.name.endswith(_PARTS)}
         for name in sorted(names - listed):
@@ -47,8 +48,6 @@ def unlisted(results: Path) -> list[Unlisted]:
 
 
 def _listed(path: Path) -> set[str]:
-    if not path.exists():
-        return set()
     try:
         content = json.loads(path.read_bytes())
         if (content["format"], content["format_version"]) != (manifest.FORMAT, manifest.FORMAT_VERSION):

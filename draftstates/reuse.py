@@ -4,6 +4,7 @@ A new shard differs from one before it by a few samples as a rule. The others ar
 checksum that verification found, and the new shard is verified as any other, with prefixes captured anew.
 """
 
+import dataclasses
 import json
 import os
 import sys
@@ -17,7 +18,25 @@ from draftstates.shards import Shard, sample_checksum
 from draftstates.verified import sealed
 
 
-def copy_captured(shard: Path, *, run: Path, planned: Collection[str]) -> tuple[dict[int, dict[str, Any]], set[str]]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Copied:
+    """What was copied into a shard.
+
+    Attributes:
+        receipts: of the copied samples, by position in the shard.
+        engines: versions of the engines that captured them; images: file names of the images that those ran in, None for the host.
+    """
+
+    receipts: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    engines: set[str] = dataclasses.field(default_factory=set)
+    images: set[str | None] = dataclasses.field(default_factory=set)
+
+    @property
+    def rows(self) -> int:
+        return sum(receipt["rows"] for receipt in self.receipts.values())
+
+
+def copy_captured(shard: Path, *, run: Path, planned: Collection[str]) -> Copied:
     """Fill a laid-out shard, as far as verified shards outside the plan hold the rows of the same ids.
 
     Shards of the plan are not looked at: each sample is in one of them alone. What cannot be used is said on stderr and left to capture.
@@ -27,27 +46,27 @@ def copy_captured(shard: Path, *, run: Path, planned: Collection[str]) -> tuple[
         planned: ids of the planned shards.
 
     Returns:
-        the copied samples' receipts by position in the shard, and the versions of the engines that captured them. The rows are synced.
+        what was copied; its rows are synced.
     """
     target = Shard(shard)
     wanted: dict[tuple[str, int], list[int]] = {}
     for index in range(len(target)):
         first, end = target.rows(index)
         wanted.setdefault((ids.ids_hash(target.input_ids[first:end]), end - first), []).append(index)
-    copied: dict[int, dict[str, Any]] = {}
-    engines: set[str] = set()
+    copied = Copied()
     descriptor = os.open(shard, os.O_WRONLY)
     try:
         for shard_id in _outside(run, planned):
             if not wanted:
                 break
-            for index, receipt, engine in _matches(run, shard_id, target, wanted, descriptor):
-                copied[index] = receipt
-                engines.add(engine)
+            for index, receipt, said in _matches(run, shard_id, target, wanted, descriptor):
+                copied.receipts[index] = receipt
+                copied.engines.add(said["engine"]["version"])
+                copied.images.update(said.get("images", {}).get("server", [None]))
         os.fsync(descriptor)  # before a server on another node opens the file
     finally:
         os.close(descriptor)
-    return copied, engines
+    return copied
 
 
 def _outside(run: Path, planned: Collection[str]) -> list[str]:
@@ -58,17 +77,16 @@ def _outside(run: Path, planned: Collection[str]) -> list[str]:
 
 def _matches(
     run: Path, shard_id: str, target: Shard, wanted: dict[tuple[str, int], list[int]], descriptor: int
-) -> Iterator[tuple[int, dict[str, Any], str]]:
-    """Copy what one verified shard has of the wanted samples, and take it off `wanted`."""
+) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
+    """Copy what one verified shard has of the wanted samples, and take it off `wanted`: position, receipt, what was said of its shard."""
     try:
         source, checksums, said = _open(run, shard_id, capture_key=target.header.metadata["capture_key"])
-        receipts, engine = said["samples"], said["engine"]["version"]
-        for number, (receipt, checksum) in enumerate(zip(receipts, checksums, strict=True)):
+        for number, (receipt, checksum) in enumerate(zip(said["samples"], checksums, strict=True)):
             for index in list(wanted.get((receipt["ids_hash"], receipt["rows"]), [])):
                 if _copy(source, number, target, index, descriptor, checksum=checksum, receipt=receipt):
                     wanted[receipt["ids_hash"], receipt["rows"]].remove(index)
                     moved = {"sample_id": target.header.sample_ids[index], "first_row": target.rows(index)[0], "copied_from": shard_id}
-                    yield index, {**receipt, **moved}, engine
+                    yield index, {**receipt, **moved}, said
         for key in [key for key, left in wanted.items() if not left]:
             del wanted[key]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, UserError) as error:
@@ -86,6 +104,7 @@ def _open(run: Path, shard_id: str, *, capture_key: str) -> tuple[Shard, list[st
     if found != expected:
         raise UserError(f"expected capture key, shard id and bytes {expected}, found {found}")
     said = json.loads((run / "shards" / f"{shard_id}.receipts.json").read_bytes())
+    said["engine"]["version"]  # noqa: B018 (must be there)
     return source, [sample["checksum"] for sample in verified["samples"]], said
 
 

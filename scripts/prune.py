@@ -1,4 +1,6 @@
-"""Remove the shards that no manifest lists and the present plan does not ask for. Without --delete, only say which they are.
+"""Remove the shards that their run's manifest does not list and the present plan does not ask for. Without --delete, only say which.
+
+A run that has no manifest is left alone.
 
 A shard that is removed cannot lend its rows to a later one, which then captures them again.
 """

@@ -31,7 +31,7 @@ def export(dataset: ShardDataset, builder: Builder, options: Options) -> dict:
     index = bytearray()
     groups = np.split(np.arange(len(dataset)), np.flatnonzero(np.diff(dataset.index.shard)) + 1) if len(dataset) else []
     for number, samples in enumerate(groups):
-        content = hashlib.sha256("\n".join(dataset.sample_id(int(i)) for i in samples).encode()).hexdigest()
+        content = hashlib.sha256("\n".join(dataset.content(int(i)) for i in samples).encode()).hexdigest()
         _add_shard(dataset, samples.tolist(), f"shard-{number:05d}.bin", content, builder, options)
         index += _records(dataset, samples.tolist(), number)
     (builder.partial / "samples.idx").write_bytes(index)

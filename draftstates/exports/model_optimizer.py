@@ -34,4 +34,4 @@ def _add_sample(dataset: ShardDataset, i: int, builder: Builder, options: Option
         }
         return {**found, "hidden_states_prenorm": True} if states.final_norm == "pre_norm" else found
 
-    builder.add(f"{sample_id}.pt", sample_id, lambda path: save_torch(path, values()), lambda path: check_torch(path, values()))
+    builder.add(f"{sample_id}.pt", dataset.content(i), lambda path: save_torch(path, values()), lambda path: check_torch(path, values()))

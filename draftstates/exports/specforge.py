@@ -40,4 +40,4 @@ def _add_sample(dataset: ShardDataset, i: int, name: str, builder: Builder, opti
             "aux_hidden_state": layers[None],
         }
 
-    builder.add(name, dataset.sample_id(i), lambda path: save_torch(path, values()), lambda path: check_torch(path, values()))
+    builder.add(name, dataset.content(i), lambda path: save_torch(path, values()), lambda path: check_torch(path, values()))

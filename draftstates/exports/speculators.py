@@ -43,7 +43,7 @@ def _add_sample(dataset: ShardDataset, i: int, name: str, builder: Builder, opti
 
     builder.add(
         name,
-        dataset.sample_id(i),
+        dataset.content(i),
         lambda path: save_file(tensors(), path),
         lambda path: check_equal(path, load_file(path), tensors()),
     )

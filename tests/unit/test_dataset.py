@@ -153,6 +153,24 @@ def test_a_changed_byte_is_found_when_verifying(manifest: Synthetic) -> None:
     ShardDataset(manifest.path, verify=True)[1]
 
 
+@pytest.mark.parametrize("tensor", ["input_ids", "loss_mask"])
+def test_changed_tokens_or_masks_are_found_at_every_read(manifest: Synthetic, tensor: str) -> None:
+    """They have no checksum of their own: the sample's id is made of them."""
+    path = ShardDataset(manifest.path)._shard(0).path
+    flip(path, read_header(path).tensors[tensor][2] + 1)
+    dataset = ShardDataset(manifest.path)
+    for read in (dataset.__getitem__, dataset.tokens):
+        with pytest.raises(UserError, match=f"sample {dataset.sample_id(0)} has other tokens or another mask than its id says"):
+            read(0)
+        read(1)
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
 def test_a_shard_of_another_capture_is_refused(tmp_path: Path) -> None:
     manifest = small(tmp_path)
     document = json.loads(manifest.path.read_text())

@@ -15,6 +15,7 @@ from draftstates.compact import compact_manifest
 from draftstates.dataset import ShardDataset
 from draftstates.errors import UserError
 from draftstates.exports.export import export_manifest
+from draftstates.shards import read_header
 from draftstates.storage import Storage, dequantise, quantise, rows_of_loss
 
 FP8 = Storage(fp8="all", supervised_rows=False)
@@ -129,6 +130,15 @@ def test_a_second_pass_writes_no_shard_and_other_storage_all(tmp_path: Path, man
     assert times() == before
     compact_manifest(manifest.path, tmp_path / "compact", BOTH)
     assert not set(times()) & set(before)
+
+
+def test_a_shard_with_another_mask_is_not_made_compact(tmp_path: Path, manifest: Synthetic) -> None:
+    path = manifest.path.parent / json.loads(manifest.path.read_text())["shards"][1]["path"]
+    data = bytearray(path.read_bytes())
+    data[read_header(path).tensors["loss_mask"][2]] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(UserError, match="has other tokens or another mask"):
+        compact_manifest(manifest.path, tmp_path / "compact", FP8)
 
 
 def test_a_damaged_shard_is_not_made_compact(tmp_path: Path, manifest: Synthetic) -> None:

@@ -18,8 +18,8 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "prune.py"
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    """A run with a shard in its manifest, one that is planned, and a stale one; and a run of before without a manifest."""
-    for run, names in (("m-12345678", (LISTED, PLANNED, STALE)), ("m-00000000", (STALE,))):
+    """A run with a shard in its manifest, one that is planned, and a stale one; another run, and one without a manifest."""
+    for run, names in (("m-12345678", (LISTED, PLANNED, STALE)), ("m-00000000", (LISTED, STALE)), ("m-11111111", (STALE,))):
         for folder in ("shards", "verified"):
             (tmp_path / run / folder).mkdir(parents=True)
         for name in names:
@@ -29,7 +29,8 @@ def results(tmp_path: Path) -> Path:
     (tmp_path / "tokens" / "shards").mkdir(parents=True)
     (tmp_path / "tokens" / "shards" / f"{STALE}.parquet").touch()
     document = {"format": manifest.FORMAT, "format_version": manifest.FORMAT_VERSION, "shards": [{"shard_id": LISTED}]}
-    (tmp_path / "m-12345678" / "manifest.json").write_text(json.dumps(document))
+    for run in ("m-12345678", "m-00000000"):
+        (tmp_path / run / "manifest.json").write_text(json.dumps(document))
     shard = {"shard_id": PLANNED, "source": "a", "samples": 1, "tokens": 1, "bytes": 5}
     plan = {"format": planning.FORMAT, "format_version": planning.FORMAT_VERSION, "run": "m-12345678", "shards": [shard]}
     plan |= {"capture": {"key": "0"}, "accounting": {"sources": {}, "totals": {}}}
@@ -63,7 +64,7 @@ def test_with_delete_the_stale_ones_go_with_all_that_belongs_to_them(results: Pa
     prune(results, "--delete")
     gone = before - files(results)
     assert len(gone) == 8
-    assert all(STALE in name and name.startswith("m-") for name in gone)
+    assert all(STALE in name and name.startswith(("m-12345678", "m-00000000")) for name in gone), "a run without a manifest is left alone"
     assert "0 shards" in prune(results)
 
 
@@ -73,3 +74,15 @@ def test_where_a_plan_or_manifest_cannot_be_read_nothing_is_removed(results: Pat
     (results / name).write_text(content)
     with pytest.raises(UserError, match=name):
         unlisted(results)
+
+
+def test_without_a_plan_nothing_is_removed(results: Path) -> None:
+    (results / "plan.json").unlink()
+    with pytest.raises(UserError, match="expected a plan"):
+        unlisted(results)
+
+
+def test_a_compact_copy_is_no_run(results: Path) -> None:
+    (results / "m-12345678").rename(results / "compact")
+    (results / "compact" / "verified").rename(results / "elsewhere")
+    assert {shard.run for shard in unlisted(results)} == {"m-00000000"}

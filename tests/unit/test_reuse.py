@@ -65,10 +65,12 @@ def successor(captured: Captured, folder: Path, **changes: object) -> shards.Sha
 
 def test_all_samples_but_the_new_one_are_copied_with_their_receipts(captured: Captured, old: Files, tmp_path: Path) -> None:
     new = successor(captured, tmp_path)
-    copied, engines = copy_captured(new.path, run=tmp_path, planned=[])
+    found = copy_captured(new.path, run=tmp_path, planned=[])
+    copied, engines = found.receipts, found.engines
     count = len(captured.tokens)
     assert sorted(copied) == [index for index in range(count) if index != count - 3]
     assert engines == {json.loads(old.receipts.read_text())["engine"]["version"]}
+    assert found.images == {None}
     before, after = shards.Shard(old.shard), shards.Shard(new.path)
     for index, receipt in copied.items():
         assert after.checksum(index) == receipt["checksum"] == before.checksum(count - 1 - index)
@@ -81,18 +83,18 @@ def test_all_samples_but_the_new_one_are_copied_with_their_receipts(captured: Ca
 
 def test_another_mask_of_the_same_tokens_is_copied_too(captured: Captured, old: Files, tmp_path: Path) -> None:
     new = lay_out(tmp_path / "new", captured, captured.tokens, [1 - mask for mask in captured.masks])
-    copied, _ = copy_captured(new.path, run=tmp_path, planned=[])
+    copied = copy_captured(new.path, run=tmp_path, planned=[]).receipts
     assert len(copied) == len(captured.tokens)
     assert not set(new.header.sample_ids) & set(captured.names)
 
 
 def test_a_planned_shard_is_not_looked_at(captured: Captured, old: Files, tmp_path: Path) -> None:
-    assert copy_captured(successor(captured, tmp_path).path, run=tmp_path, planned=[old.shard_id])[0] == {}
+    assert copy_captured(successor(captured, tmp_path).path, run=tmp_path, planned=[old.shard_id]).receipts == {}
 
 
 def test_states_of_another_capture_are_not_copied(captured: Captured, old: Files, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     new = successor(captured, tmp_path, model_digest="of other weights")
-    assert copy_captured(new.path, run=tmp_path, planned=[])[0] == {}
+    assert copy_captured(new.path, run=tmp_path, planned=[]).receipts == {}
     assert "expected capture key" in capsys.readouterr().err
 
 
@@ -106,7 +108,7 @@ def test_a_sample_with_a_flipped_bit_is_left_to_capture(
     data[at] ^= 1
     old.shard.write_bytes(data)
     new = successor(captured, tmp_path)
-    copied, _ = copy_captured(new.path, run=tmp_path, planned=[])
+    copied = copy_captured(new.path, run=tmp_path, planned=[]).receipts
     missing = set(range(len(new))) - set(copied)
     assert missing == {len(new) - 3, len(new) - 1 - 4}
     assert f"sample {captured.names[4]} is captured again" in capsys.readouterr().err
@@ -117,7 +119,7 @@ def test_the_same_hash_of_other_ids_is_not_taken_for_the_same_ids(captured: Capt
     stranger[0] += 1
     old.change_receipts(lambda said: said["samples"][4].update(ids_hash=ids.ids_hash(stranger)))
     new = lay_out(tmp_path / "new", captured, [stranger], [captured.masks[4]])
-    assert copy_captured(new.path, run=tmp_path, planned=[])[0] == {}
+    assert copy_captured(new.path, run=tmp_path, planned=[]).receipts == {}
 
 
 def cut(path: Path) -> None:
@@ -149,10 +151,10 @@ def test_of_a_shard_that_is_damaged_nothing_is_copied_and_the_reason_is_said(
     captured: Captured, old: Files, tmp_path: Path, capsys: pytest.CaptureFixture, part: str, damage: Callable[[Path], None]
 ) -> None:
     damage({"shard": old.shard, "receipts": old.receipts, "verified": tmp_path / "verified" / f"{old.shard_id}.json"}[part])
-    assert copy_captured(successor(captured, tmp_path).path, run=tmp_path, planned=[])[0] == {}
+    assert copy_captured(successor(captured, tmp_path).path, run=tmp_path, planned=[]).receipts == {}
     assert f"copied from shard {old.shard_id}" in capsys.readouterr().err
 
 
 def test_a_shard_that_was_never_verified_is_not_looked_at(captured: Captured, old: Files, tmp_path: Path) -> None:
     (tmp_path / "verified" / f"{old.shard_id}.json").unlink()
-    assert copy_captured(successor(captured, tmp_path).path, run=tmp_path, planned=[])[0] == {}
+    assert copy_captured(successor(captured, tmp_path).path, run=tmp_path, planned=[]).receipts == {}

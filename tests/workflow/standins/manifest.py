@@ -13,5 +13,7 @@ shards = [shard["shard_id"] for shard in plan["shards"]]
 assert all((arguments.run_dir / "verified" / f"{shard}.json").exists() for shard in shards)
 accounting = plan["accounting"]
 totals = {**accounting["totals"], "bytes": sum(shard["bytes"] for shard in plan["shards"])}
-arguments.output.write_text(json.dumps({"shards": shards, "sources": accounting["sources"], "totals": totals}))
+arguments.output.write_text(
+    json.dumps({"shards": [{"shard_id": shard} for shard in shards], "sources": accounting["sources"], "totals": totals})
+)
 arguments.samples.write_text("")
