@@ -67,7 +67,8 @@ def publish(source: Path, final: Path) -> None:
 
 
 def publish_text(text: str, final: Path) -> None:
-    """Give `final` this content, whole or not at all."""
-    partial = final.with_name(f".{final.name}.partial")
-    partial.write_text(text)
+    """Give `final` this content, whole or not at all; its folder is made where there is none."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    partial = final.with_name(f".{final.name}.{os.getpid()}.partial")
+    partial.write_text(text, encoding="utf-8")
     publish(partial, final)

@@ -82,7 +82,7 @@ def check_receipt(shard: Shard, index: int, receipt: Mapping[str, Any], *, prefi
     expected = {"sample_id": name, "first_row": first, "rows": end - first, "cached_tokens": 0, "ids_hash": ids.ids_hash(tokens)}
     if not prefix:
         expected["prompt_tokens"] = end - first
-        content = ids.sample_id(tokens, shard.loss_mask[first:end])
+        content = shard.content_id(index)
         if content != name:
             yield Finding(check="ids", sample_id=name, detail=f"its tokens and mask in the file are those of {content}")
     for field, value in expected.items():

@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import torch
 import xxhash
 
-from draftstates import ids, model
-from draftstates.building import publish
+from draftstates import model
+from draftstates.building import publish, publish_text
 from draftstates.dataset import read_manifest
 from draftstates.errors import UserError
 from draftstates.shards import Shard
@@ -59,17 +59,14 @@ def compact_manifest(manifest: Path, output: Path, storage: Storage, model_folde
     document = {**document, "storage": json.loads(storage.text), "shards": shards}
     if "totals" in document:
         document["totals"] = {**document["totals"], "bytes": sum(shard["bytes"] for shard in shards)}
-    part = Path(output) / "manifest.json.part"
-    part.write_text(json.dumps(document, indent=1) + "\n")
-    publish(part, Path(output) / "manifest.json")
+    publish_text(json.dumps(document, indent=1) + "\n", Path(output) / "manifest.json")
     return document
 
 
 def _check_source(source: Shard, index: int, sample_id: str, checksum: str) -> None:
-    first, end = source.rows(index)
     if source.checksum(index) != checksum:
         raise UserError(f"{source.path}: sample {sample_id} does not have the checksum that the manifest says")
-    if ids.sample_id(source.input_ids[first:end], source.loss_mask[first:end]) != sample_id:
+    if source.content_id(index) != sample_id:
         raise UserError(f"{source.path}: sample {sample_id} has other tokens or another mask than its id says")
 
 

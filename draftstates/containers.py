@@ -34,19 +34,27 @@ def distinct(images: Iterable[str | None]) -> list[str | None]:
     return sorted(set(images), key=lambda name: name or "")
 
 
+def files_digest(files: Iterable[Path], *, root: Path) -> str:
+    """SHA-256, 64 hex digits, of the files' paths relative to `root` and their content, in the order given."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
 def image_digest(name: str, code: Path) -> str:
     """12 hex digits: the image's definition and everything that it copies, by path and content.
 
     Args:
         name: `tools` or `sglang`; code: the workflow's folder.
     """
-    digest = hashlib.sha256()
-    for part in PARTS[name]:
-        path = code / part
-        files = sorted(file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts) if path.is_dir() else [path]
-        for file in files:
-            digest.update(file.relative_to(code).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest()[:12]
+    return files_digest((file for part in PARTS[name] for file in _files(code / part)), root=code)[:12]
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    return sorted(file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
 
 
 def image_path(name: str, code: Path) -> Path:

@@ -13,14 +13,13 @@ import torch
 from torch.utils.data import Dataset
 
 from draftstates import ids
-from draftstates.errors import UserError
+from draftstates.errors import CAPTURE_ANEW, UserError
 from draftstates.exports.trainers import States, Trainer, trainer
 from draftstates.final_norm import FinalNorm, FinalSource, find_final
 from draftstates.readers import ShardReader, open_shard
 
 FORMAT = "draftstates.manifest"
 _CAPTURE_FIELDS = ("key", "model", "num_layers", "hidden_size", "residual_layers", "final_norm")
-_AGAIN = "delete the shard and run again to capture it anew"
 _OPEN_SHARDS = 128  # memory maps kept by each process; each holds a file descriptor
 
 
@@ -178,10 +177,12 @@ class ShardDataset(Dataset):
         Raises:
             UserError: they are not those that the sample's id was made of: the shard has changed since it was verified.
         """
-        shard, position = self._locate(i)
+        return self._tokens(i, *self._locate(i))
+
+    def _tokens(self, i: int, shard: ShardReader, position: int) -> tuple[np.ndarray, np.ndarray]:
         input_ids, loss_mask = shard.tokens(position)
         if ids.sample_id(input_ids, loss_mask) != self.sample_id(i):
-            raise UserError(f"{shard.path}: sample {self.sample_id(i)} has other tokens or another mask than its id says; {_AGAIN}")
+            raise UserError(f"{shard.path}: sample {self.sample_id(i)} has other tokens or another mask than its id says; {CAPTURE_ANEW}")
         return input_ids, loss_mask
 
     def content(self, i: int) -> str:
@@ -192,9 +193,9 @@ class ShardDataset(Dataset):
         """Sample i, before it is named."""
         shard, position = self._locate(i)
         if self._verify and shard.checksum(position) != self.index.checksums[i].as_py():
-            raise UserError(f"{shard.path}: sample {self.sample_id(i)} does not have the checksum that the manifest says; {_AGAIN}")
+            raise UserError(f"{shard.path}: sample {self.sample_id(i)} does not have the checksum that the manifest says; {CAPTURE_ANEW}")
         hidden, final = shard.states(position)
-        input_ids, loss_mask = self.tokens(i)
+        input_ids, loss_mask = self._tokens(i, shard, position)
         return States(
             input_ids=torch.from_numpy(input_ids),
             loss_mask=torch.from_numpy(loss_mask),

@@ -7,8 +7,7 @@ from pathlib import Path
 from draftstates import manifest
 from draftstates.errors import UserError
 from draftstates.plan import read_plan
-
-_PARTS = (".safetensors", ".probe.safetensors", ".receipts.json")
+from draftstates.workflow import SHARD_PARTS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,11 +36,11 @@ def unlisted(results: Path) -> list[Unlisted]:
         if not (run / "manifest.json").exists() or not (run / "verified").is_dir():
             continue  # the latter no capture's folder, but a compact copy
         listed = _listed(run / "manifest.json")
-        names = {path.name.split(".")[0] for path in folder.iterdir() if path.name.endswith(_PARTS)}
+        names = {path.name.split(".")[0] for path in folder.iterdir() if path.name.endswith(SHARD_PARTS)}
         for name in sorted(names - listed):
             if (run.name, name) not in planned:
                 # what vouches for the shard goes first: an interruption leaves nothing that is believed without its states
-                files = [run / "verified" / f"{name}.json", *(folder / f"{name}{part}" for part in reversed(_PARTS))]
+                files = [run / "verified" / f"{name}.json", *(folder / f"{name}{part}" for part in reversed(SHARD_PARTS))]
                 there = [file for file in files if file.exists()]
                 found.append(Unlisted(run=run.name, shard_id=name, files=there, bytes=sum(file.stat().st_size for file in there)))
     return found

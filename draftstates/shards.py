@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
+from draftstates import ids
 from draftstates.capture_spec import FORMAT_VERSION, STORED_DTYPES, CaptureSpec, torch_dtype
 from draftstates.errors import UserError
 
@@ -221,6 +222,11 @@ class Shard:
             "hidden_states": self.states("hidden_states", first, end),
             "final_hidden_state": self.states("final_hidden_state", first, end),
         }
+
+    def content_id(self, index: int) -> str:
+        """What sample `index` is called by the tokens and the mask that lie in the file: its `sample_id`, where they are as they were."""
+        first, end = self.rows(index)
+        return ids.sample_id(self.input_ids[first:end], self.loss_mask[first:end])
 
     def checksum(self, index: int) -> str:
         """Checksum of sample `index` as it lies on the disk (see `sample_checksum`)."""

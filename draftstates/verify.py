@@ -14,7 +14,7 @@ from draftstates import ids
 from draftstates.alignment import Rounding, check_alignment
 from draftstates.checks import Finding, Scan, check_checksum, check_header, check_layout, check_receipt, scan_sample
 from draftstates.containers import present_image
-from draftstates.errors import UserError
+from draftstates.errors import CAPTURE_ANEW, UserError
 from draftstates.model import Head, read_head
 from draftstates.prefixes import Limits, check_prefix
 from draftstates.probes import choose_probes
@@ -22,7 +22,6 @@ from draftstates.shards import Shard
 from draftstates.verified import FORMAT, FORMAT_VERSION, sealed
 
 _RECEIPTS = ("draftstates.receipts", 1)
-_AGAIN = "delete the shard and run again to capture it anew"
 _TOP_TOKENS = 5
 _SHOWN = 20
 _READ_BYTES = 1 << 22
@@ -103,7 +102,7 @@ def _open(path: Path) -> Shard:
         return Shard(path)
     except (OSError, UserError) as error:
         what = f"{path}: cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
-        raise UserError(f"{what}; {_AGAIN}") from error
+        raise UserError(f"{what}; {CAPTURE_ANEW}") from error
 
 
 def _read_receipts(path: Path) -> dict[str, Any]:
@@ -114,9 +113,9 @@ def _read_receipts(path: Path) -> dict[str, Any]:
         for receipt in (*said["samples"], *said["probes"]):
             receipt["sample_id"]  # noqa: B018
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: expected a shard's receipts: {type(error).__name__}: {error}; {_AGAIN}") from error
+        raise UserError(f"{path}: expected a shard's receipts: {type(error).__name__}: {error}; {CAPTURE_ANEW}") from error
     if found != _RECEIPTS:
-        raise UserError(f"{path}: expected {_RECEIPTS[0]} version {_RECEIPTS[1]}, found {found[0]} {found[1]}; {_AGAIN}")
+        raise UserError(f"{path}: expected {_RECEIPTS[0]} version {_RECEIPTS[1]}, found {found[0]} {found[1]}; {CAPTURE_ANEW}")
     return said
 
 

@@ -3,7 +3,6 @@
 Everything here is cheap: Snakemake parses its files again for every job on a cluster.
 """
 
-import hashlib
 import os
 import re
 import shlex
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from draftstates.config import resolved_path, state_folder
-from draftstates.containers import check_image, scratch, step_environment
+from draftstates.containers import check_image, files_digest, scratch, step_environment
 from draftstates.errors import UserError
 from draftstates.server.processes import adopt_ownership, owner
 from draftstates.server.slurm import run as slurm
@@ -34,12 +33,9 @@ def source_digest(*parts: str) -> str:
     Args:
         parts: modules or folders of modules, relative to the package, such as `ids.py` or `tokens`.
     """
-    digest = hashlib.sha256()
-    for part in parts:
-        path = PACKAGE / part
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            digest.update(file.relative_to(PACKAGE).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
+    paths = [PACKAGE / part for part in parts]
+    files = [file for path in paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
+    return files_digest(files, root=PACKAGE)[:16]
 
 
 def model_digest(folder: Path) -> str:
@@ -55,10 +51,7 @@ def tokenizer_digest(folder: Path) -> str:
     """Hash of the files that decide what text becomes which tokens; like `model_digest` where there is no model yet."""
     if not (folder / "config.json").exists():
         return "not there"
-    digest = hashlib.sha256()
-    for file in sorted({file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern)}):
-        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
+    return files_digest(sorted({file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern)}), root=folder)[:16]
 
 
 def vocabulary_name(plan: Mapping[str, Any], model: Path, draft_size: int) -> str:
@@ -71,12 +64,12 @@ def vocabulary_name(plan: Mapping[str, Any], model: Path, draft_size: int) -> st
 def export_options(config: Mapping[str, Any], trainer: str) -> str:
     """Arguments of `scripts/export.py` for one trainer, quoted for a shell; few for one that the configuration does not name."""
     chosen = dict(config["exports"].get(trainer, {}))
-    if chosen.get("residual_layers"):
-        chosen["layers"] = ",".join(map(str, chosen["residual_layers"]))
+    if layers := chosen.pop("residual_layers", None):
+        chosen["layers"] = ",".join(map(str, layers))
     if trainer in _WITH_VOCABULARY:
         chosen["draft_vocab_size"] = config["draft_vocab_size"]
     flags = [(f"--{name.replace('_', '-')}", str(value)) for name, value in sorted(chosen.items()) if value is not None]
-    return shlex.join(part for flag, value in flags if flag != "--residual-layers" for part in (flag, value))
+    return shlex.join(part for flag in flags for part in flag)
 
 
 def runs_without_present_shards(results: Path) -> str:

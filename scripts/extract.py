@@ -33,6 +33,7 @@ def main() -> None:
         probe_fraction=settings["checks"]["probe_fraction"],
         probe_minimum=settings["checks"]["probe_minimum"],
     )
+    planned = [shard["shard_id"] for shard in read_plan(arguments.plan)["shards"]]
     check_free(arguments.output.parent, shard_bytes(spec=spec, samples=len(tokens.sample_ids), tokens=len(tokens.input_ids)))
     server = server_settings(settings, spec=spec, plan=arguments.plan)
     with lease(server) as address:
@@ -49,7 +50,7 @@ def main() -> None:
             engine=server_info(address.url, api_key=address.api_key)["version"],
             options=options,
             output=arguments.output.resolve(),
-            planned=[shard["shard_id"] for shard in read_plan(arguments.plan)["shards"]],
+            planned=planned,
             server_image=server.image.name if server.image and server.launcher != "external" else None,
         )
     print(json.dumps({"shard_id": tokens.shard_id, **figures}))

@@ -11,10 +11,9 @@ from draftstates.cli import run
 from draftstates.errors import UserError
 from draftstates.exports.possible import check_exports
 from draftstates.plan import read_plan
-from draftstates.room import check_free
+from draftstates.room import check_room
 from draftstates.server.command import attestation_path, server_settings
 from draftstates.server.lease import lease
-from draftstates.shards import shard_bytes
 
 
 def main() -> None:
@@ -27,7 +26,7 @@ def main() -> None:
     settings = config.load(arguments.config)
     spec = CaptureSpec.from_plan(arguments.plan)
     check_exports(settings, spec=spec)  # named after the plan was made, perhaps
-    check_missing_shards(arguments.plan, spec=spec, run_folder=arguments.output.parent)
+    check_missing_shards(arguments.plan, run_folder=arguments.output.parent)
     found = attestation_path(settings)
     found.parent.mkdir(parents=True, exist_ok=True)
     with lease(server_settings(settings, spec=spec, plan=arguments.plan)):
@@ -40,11 +39,10 @@ def main() -> None:
     publish_text(json.dumps(attestation, indent=1), arguments.output)
 
 
-def check_missing_shards(plan: Path, *, spec: CaptureSpec, run_folder: Path) -> None:
+def check_missing_shards(plan: Path, *, run_folder: Path) -> None:
     """See once more that the disk has room: the plan may be of yesterday, and a server takes minutes of all GPUs to start."""
-    there = {path.stem for path in (run_folder / "shards").glob("*.safetensors")}
-    missing = [shard for shard in read_plan(plan)["shards"] if shard["shard_id"] not in there]
-    check_free(run_folder, sum(shard_bytes(spec=spec, samples=shard["samples"], tokens=shard["tokens"]) for shard in missing))
+    shards = read_plan(plan)["shards"]
+    check_room([shard["shard_id"] for shard in shards], [shard["bytes"] for shard in shards], run=run_folder, budget=None)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from draftstates.building import publish_text
 from draftstates.cli import run
-from draftstates.tokens.output import write_atomically
 from draftstates.tokens.show import as_html, as_terminal, find_sample, html_page, runs, spread_samples
 from draftstates.tokens.tokenizer import load_tokenizer
 
@@ -38,7 +38,7 @@ def main() -> None:
             colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
             print(f"{title}\n{as_terminal(marked, colour=colour)}\n")
     if arguments.html:
-        write_atomically(arguments.html, html_page(pages))
+        publish_text(html_page(pages), arguments.html)
 
 
 def chosen(path: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:

@@ -4,9 +4,9 @@ import argparse
 import json
 from pathlib import Path
 
+from draftstates.building import publish_text
 from draftstates.cli import run
 from draftstates.plan import read_plan
-from draftstates.tokens.output import write_atomically
 from draftstates.tokens.statistics import as_html, as_text, statistics
 
 
@@ -21,9 +21,9 @@ def main() -> None:
         read_plan(arguments.plan), tokens_folder=arguments.plan.parent / "tokens", tokens_per_second=arguments.tokens_per_second
     )
     if arguments.output:
-        write_atomically(arguments.output, json.dumps(found, indent=1) + "\n")
+        publish_text(json.dumps(found, indent=1) + "\n", arguments.output)
     if arguments.html:
-        write_atomically(arguments.html, as_html(found))
+        publish_text(as_html(found), arguments.html)
     print(as_text(found))
 
 

@@ -5,16 +5,12 @@ in the worker's own process, without the way there and back.
 """
 
 import functools
-import json
-import os
 import sys
-import time
 
-from datasets import load_dataset
 from speculators.data_generation import preprocessing
+from timing import folder, max_tokens, tell, workers
 from transformers import AutoTokenizer
 
-file, folder, max_tokens, workers = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 address = sys.argv[6] if len(sys.argv) > 6 else None
 
 
@@ -31,21 +27,8 @@ def render_here(endpoint, messages, *, add_generation_prompt, tools=None, trunca
 if address is None:
     preprocessing.render_conversation = render_here
 processor = tokenizer()
-start, before = time.perf_counter(), sum(os.times()[:4])
-rows = load_dataset("json", data_files=file, split="train", cache_dir=sys.argv[5])
-loaded = time.perf_counter()
-samples = preprocessing.build_speculator_training_dataset(
-    rows, processor, max_length=max_tokens, num_proc=workers, render_endpoint=address or "in-process"
-)
-end = time.perf_counter()
-print(
-    json.dumps(
-        {
-            "rows": len(rows),
-            "samples": len(samples),
-            "seconds": end - start,
-            "reading": loaded - start,
-            "cpu_seconds": sum(os.times()[:4]) - before,
-        }
+tell(
+    lambda rows: preprocessing.build_speculator_training_dataset(
+        rows, processor, max_length=max_tokens, num_proc=workers, render_endpoint=address or "in-process"
     )
 )

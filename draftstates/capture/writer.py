@@ -51,7 +51,6 @@ class _Progress:
         self.next = start
         self.rows = 0
         self.chunks = 0
-        self.finished = False
         self.error: str | None = None
         self.hidden, self.final, self.ids = xxhash.xxh3_64(), xxhash.xxh3_64(), xxhash.xxh3_64()
 
@@ -105,7 +104,7 @@ class Writers:
         if job.ready is not None:
             job.ready.synchronize()
         progress = _advance(job, samples)
-        if progress.finished:  # retracted while it decoded and prefilled again: its rows and receipt stand
+        if progress is None:
             return
         hidden, final = memoryview(job.hidden.numpy()), memoryview(job.final.numpy())
         progress.hidden.update(hidden)
@@ -116,18 +115,21 @@ class Writers:
         job.file.write("final_hidden_state", row, final)
         progress.rows += job.rows
         progress.next += job.rows
-        if progress.next == job.destination.rows:
-            progress.finished = True
-            if job.file.finish_sample(job.destination.first_row, progress.receipt(job.destination.rid)):
-                self._destinations.sync_later(job.file)
+        if progress.next < job.destination.rows:
+            return
+        if job.file.finish_sample(job.destination.first_row, progress.receipt(job.destination.rid)):
+            self._destinations.sync_later(job.file)
 
 
-def _advance(job: Job, samples: OrderedDict[str, _Progress]) -> _Progress:
-    """The sample's progress, begun anew where the request was retracted before its last row and starts over."""
+def _advance(job: Job, samples: OrderedDict[str, _Progress]) -> _Progress | None:
+    """The sample's progress, begun anew where the request was retracted before its last row and starts over.
+
+    None where its last row was written before: retracted while it decoded and prefilled again, its rows and receipt stand.
+    """
     rid = job.destination.rid
     progress = samples.get(rid)
-    if progress is not None and progress.finished:
-        return progress
+    if progress is not None and progress.next == job.destination.rows:
+        return None
     if progress is None or (job.start == 0 and progress.next != 0):
         progress = samples[rid] = _Progress(job.start)
         while len(samples) > _MOST_REMEMBERED:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from draftstates.building import publish
 from draftstates.tokens.turns import Sample
 
 SCHEMA = pa.schema(
@@ -62,23 +63,3 @@ class SampleWriter:
         columns = [pa.array(rows, pa.int64()), pa.array(parts, pa.int32()), pa.array(names, pa.string()), ids, mask]
         self._writer.write_table(pa.Table.from_arrays(columns, schema=SCHEMA))
         self._rows.clear()
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a small text file under its final name, complete or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    publish(temporary, path)
-
-
-def publish(temporary: Path, path: Path) -> None:
-    """Sync a finished file and give it its final name."""
-    with open(temporary, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

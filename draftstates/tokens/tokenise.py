@@ -12,10 +12,11 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
+from draftstates.building import publish_text
 from draftstates.errors import UserError
 from draftstates.tokens.accounting import Accounting
 from draftstates.tokens.options import TokeniseOptions
-from draftstates.tokens.output import SampleWriter, write_atomically
+from draftstates.tokens.output import SampleWriter
 from draftstates.tokens.pipeline import Pipeline, RowResult
 from draftstates.tokens.rows import Row, read_rows
 
@@ -63,7 +64,7 @@ def tokenise_source(
             progress.show(counts)
         counts.check(options.max_skipped_fraction)
         writer.finish()
-    write_atomically(accounting, json.dumps(counts.as_dict(), indent=1, ensure_ascii=False) + "\n")
+    publish_text(json.dumps(counts.as_dict(), indent=1, ensure_ascii=False) + "\n", accounting)
     progress.show(counts, last=True)
     return counts.as_dict()
 

@@ -1,0 +1,27 @@
+"""What both peers' scripts share: their arguments, and how their preprocessing of a ShareGPT file is timed and told."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+
+from datasets import Dataset, load_dataset
+
+file, folder, max_tokens, workers, cache = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
+
+
+def tell(build: Callable[[Dataset], Dataset]) -> None:
+    """Print one JSON line of the time from the file to the samples that `build` makes of its rows."""
+    start, before = time.perf_counter(), sum(os.times()[:4])
+    rows = load_dataset("json", data_files=file, split="train", cache_dir=cache)
+    loaded = time.perf_counter()
+    samples = build(rows)
+    figures = {
+        "rows": len(rows),
+        "samples": len(samples),
+        "seconds": time.perf_counter() - start,
+        "reading": loaded - start,
+        "cpu_seconds": sum(os.times()[:4]) - before,
+    }
+    print(json.dumps(figures))
