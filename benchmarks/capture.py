@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).parent.parent / "tests" / "server")  # not this folder: its tokenize.py would hide the standard one
+sys.path.append(str(Path(__file__).parent))
 
 import argparse
 import asyncio
@@ -23,19 +24,15 @@ import statistics
 import tempfile
 import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 
+import gpu_profile
 import numpy as np
+from bench_servers import bench_spec, lease_servers, own_servers, turn
 from memory_watch import MemoryWatch
-from server_harness import CPU_FLAGS, Running, serve
+from server_harness import CPU_FLAGS, Running
 
-from draftstates.capture_spec import CaptureSpec
-from draftstates.client import CaptureFailed, Client, Endpoint, Work
-from draftstates.config import resolve
+from draftstates.client import CaptureFailed, Client, Work
 from draftstates.extract import ExtractOptions, ShardTokens, lay_out
-from draftstates.model import read_model
-from draftstates.server.command import server_settings
-from draftstates.server.lease import lease
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,89 +163,48 @@ def main() -> None:
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="folder that the server may write below")
     parser.add_argument("--queue-bytes", type=int, default=2 << 30)
     parser.add_argument("--flags", help="SGLang's flags, in one string; those of a CPU where left out")
+    parser.add_argument("--graphs", help="flags of a third server, without the plug-in: SGLang with its own CUDA graphs")
+    parser.add_argument("--profile", action="store_true", help="show where the GPU's time goes, with and without capture")
+    parser.add_argument("--turn", type=Path, help="file that benchmarks share: only one of them measures at a time")
     parser.add_argument("--lease", type=int, metavar="REPLICAS", help="servers by way of the lease, each on GPUs of its own")
     parser.add_argument("--logs", type=Path, help="folder that keeps the servers' logs")
     arguments = parser.parse_args()
     flags = CPU_FLAGS if arguments.flags is None else arguments.flags.split()
-    targets = dict(item.split("=", 1) for item in arguments.to)
     config = json.loads((arguments.model / "config.json").read_text())
     spec = bench_spec(config, arguments)
     with contextlib.ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory()) if arguments.logs is None else arguments.logs)
+        targets = dict(item.split("=", 1) for item in arguments.to)
         if arguments.lease:
-            bare = ours = lease_servers(stack, spec, arguments, flags, logs)
-            targets = {name: str(ours[0].endpoint.root / "bench") for name in targets}  # a leased server writes below its results alone
-            watch = stack.enter_context(MemoryWatch({}))
+            leased = lease_servers(stack, spec, arguments, flags, logs)
+            servers = {"plain": leased, "capture": leased}
+            targets = {name: str(leased[0].endpoint.root / "bench") for name in targets}  # a leased server writes below its results alone
         else:
-            common = {"folder": arguments.model, "base_flags": flags, "log_folder": logs, "root": arguments.root}
-            native = ["--enable-return-hidden-states"] if arguments.native else []
-            queue = {"queue_bytes": arguments.queue_bytes}
-            with ThreadPoolExecutor(2) as pool:  # starting is mostly waiting
-                starts = [serve(spec, plugin=False, flags=native, **common), serve(spec, queue=queue, **common)]
-                bare, ours = ([server] for server in pool.map(stack.enter_context, starts))
-            watch = stack.enter_context(MemoryWatch({"plain": bare[0].process.pid, "capture": ours[0].process.pid}))
+            servers = own_servers(stack, spec, arguments, flags, logs)
+        stack.enter_context(turn(arguments.turn))
+        trees = {name: server.process.pid for name, (server, *_) in servers.items() if server.process}
+        watch = stack.enter_context(MemoryWatch(trees))
         for mix in arguments.mix or [Mix(20, 400, 64)]:
-            measured = run_mix(mix, bare, ours, targets, arguments, vocabulary=config["vocab_size"])
+            measured = run_mix(mix, servers, targets, arguments, vocabulary=config["vocab_size"])
             print(table(mix, measured), flush=True)
         print(json.dumps({"memory": watch.summary()}), flush=True)
 
 
-def lease_servers(
-    stack: contextlib.ExitStack, spec: CaptureSpec, arguments: argparse.Namespace, flags: list[str], logs: Path
-) -> list[Running]:
-    """As many replicas as asked for, behind one lease; plain requests go to the same servers, which have nothing to capture of them."""
-    results = arguments.root / f"draftstates-bench-{uuid.uuid4().hex[:8]}"
-    results.mkdir()
-    stack.callback(shutil.rmtree, results, ignore_errors=True)
-    plan = results / "plan.json"
-    plan.write_text(json.dumps({"capture": {**dataclasses.asdict(spec), "key": spec.key}}))
-    server = {"replicas": arguments.lease, "args": flags, "queue_bytes": arguments.queue_bytes, "idle_seconds": 600}
-    config = resolve(
-        {
-            "data": {"sources": [{"name": "none", "files": ["none"]}], "max_tokens": 2},
-            "model": {"path": str(arguments.model)},
-            "capture": {"compute_dtype": arguments.dtype},
-            "server": server,
-            "results": str(results),
-        },
-        origin="benchmark",
-    )
-    settings = server_settings(config, spec=spec, plan=plan)
-    stack.callback(lambda: [shutil.copy(log, logs) for log in (results / ".server").glob("*.log")])
-    addresses = [stack.enter_context(lease(settings)) for _ in range(arguments.lease)]
-    if len({address.url for address in addresses}) != arguments.lease:
-        raise SystemExit(f"{arguments.lease} leases gave {[address.url for address in addresses]}: expected a replica each")
-    root = Path(config["results"]).resolve()
-    return [Running(Endpoint(url=a.url, api_key=a.api_key, root=root), spec, arguments.model, None, logs) for a in addresses]
-
-
-def bench_spec(config: dict, arguments: argparse.Namespace) -> CaptureSpec:
-    count = config["num_hidden_layers"]
-    layers = [int(k) for k in arguments.layers.split(",")] if arguments.layers else [2, count // 2, count - 3]
-    return CaptureSpec(
-        model=arguments.model.name,
-        model_digest=read_model(arguments.model).digest if arguments.lease else "benchmark",
-        compute_dtype=arguments.dtype,
-        quantization=None,
-        stored_dtype=arguments.dtype,
-        num_layers=count,
-        hidden_size=config["hidden_size"],
-        residual_layers=tuple(layers),
-        final_norm="post_norm",
-    )
-
-
 def run_mix(
-    mix: Mix, bare: list[Running], ours: list[Running], targets: dict[str, str], arguments: argparse.Namespace, *, vocabulary: int
+    mix: Mix, servers: dict[str, list[Running]], targets: dict[str, str], arguments: argparse.Namespace, *, vocabulary: int
 ) -> dict:
     limit = arguments.tokens_in_flight
-    modes = {"plain": lambda samples: plain(bare, samples, limit)}
+    modes = {name: lambda samples, name=name: plain(servers[name], samples, limit) for name in ("plain", "graphs") if name in servers}
     for name, folder in targets.items():
-        modes[f"capture:{name}"] = lambda samples, folder=folder: capture(ours, samples, limit, Path(folder).resolve(), arguments.shards)
+        modes[f"capture:{name}"] = lambda samples, folder=folder: capture(
+            servers["capture"], samples, limit, Path(folder).resolve(), arguments.shards
+        )
     measured: dict[str, list[dict]] = {}
     warm = mix.samples(vocabulary=vocabulary, seed=1000, count=max(4, mix.count // 4))
     for run in modes.values():
         run(warm)
+    if arguments.profile:
+        show_profile(modes, servers, targets, warm)
     for repeat in range(arguments.repeats):
         samples = mix.samples(vocabulary=vocabulary, seed=repeat)
         names = list(modes)
@@ -256,8 +212,19 @@ def run_mix(
             record(measured, name, samples, modes[name](samples), repeat)
     if arguments.native:
         samples = mix.samples(vocabulary=vocabulary, seed=99, count=arguments.native)
-        record(measured, "native", samples, plain(bare, samples, limit, NativeClient), 0)
+        record(measured, "native", samples, plain(servers["plain"], samples, limit, NativeClient), 0)
     return measured
+
+
+def show_profile(modes: dict, servers: dict[str, list[Running]], targets: dict[str, str], samples: list[np.ndarray]) -> None:
+    """The GPU's time with and without capture, in passes of their own: a profile slows what it looks at."""
+    with tempfile.TemporaryDirectory() as folder:
+        pairs = {"plain": "plain", "capture": f"capture:{next(iter(targets))}"}
+        traces = [
+            gpu_profile.record(servers[name][0].endpoint.url, Path(folder) / name, lambda mode=mode: modes[mode](samples))
+            for name, mode in pairs.items()
+        ]
+    print(gpu_profile.table(*traces), flush=True)
 
 
 def record(measured: dict[str, list[dict]], name: str, samples: list[np.ndarray], figures: dict, repeat: int) -> None:

@@ -3,77 +3,122 @@
 #
 #   benchmarks/gpu.sh CARRY DEST OUT STAGE...
 #
-# CARRY has on_device.sh, make_model.py and the packed SGLang; DEST is where it is unpacked; OUT gets results and logs.
-# Stages: install, disk (its write rate), check (tests/gpu), dense, mla (200 to 4000 tokens; then 16k to 32k in chunks).
-# On two GPUs: check2, tp2 (tensor parallel), dp2 (data parallel attention), replicas (two servers behind one lease).
-# REPEATS (3), NATIVE (8 requests of the native path) and CHECK (options of pytest) may be set. A stage that fails does not stop the next.
+# CARRY has on_device.sh, make_model.py, the packed SGLang and, for `workflow`, tokenizer/ and wheels of Snakemake in ../.whl; DEST is
+# where it is unpacked; OUT gets results and logs.
+# Stages: install; fill (hand out the machine's memory); disk (its write rate); check (tests/gpu); dense and mla (plain, capture to
+# /dev/shm and to disk, native; a profile; 200 to 4000 tokens, then 16k to 32k in chunks); graphs (what prefill graphs are worth);
+# workflow (the whole `snakemake` run). On two GPUs: check2; tp2 (tensor parallel); dp2 (data parallel attention); replicas (two servers
+# behind one lease, to /dev/shm and to disk). `dense+mla` starts both at once, each on a GPU of its own, and measures one after the other.
+# REPEATS (3), NATIVE (8 requests of the native path), MIX, LONG and LIMIT may be set. A stage that fails does not stop the next.
 set -u
 carry=$1 dest=$2 out=$3
 shift 3
 here=$(cd "$(dirname "$0")/.." && pwd)
-mkdir -p "$out" /dev/shm/draftstates-bench /tmp/draftstates-bench
+work=/tmp/draftstates-bench
+mkdir -p "$out" /dev/shm/draftstates-bench $work
 began=$(date +%s)
 say() { echo "[$(($(date +%s) - began)) s] $*" | tee -a "$out/summary.txt"; }
 
 # No prefill graph: a replayed graph runs no Python, so capture could see nothing of it. No decode graph: nothing is decoded.
-common="--attention-backend triton --sampling-backend pytorch --grammar-backend none --moe-runner-backend triton
-  --cuda-graph-backend-decode disabled --cuda-graph-backend-prefill disabled"
+no_graphs="--cuda-graph-backend-decode disabled --cuda-graph-backend-prefill disabled"
+kernels="--attention-backend triton --sampling-backend pytorch --grammar-backend none --moe-runner-backend triton"
+# room for the tokens in flight and no more, so that several servers fit one GPU
+room="--chunked-prefill-size 16384 --max-total-tokens 140000 --mem-fraction-static 0.88"
 
 dummy="--load-format dummy"
-shm="--to shm=/dev/shm/draftstates-bench"
+mixes="--mix ${MIX:-200-4000x512} --mix ${LONG:-16384-32768x12} --native ${NATIVE:-8}"
+short="--mix ${MIX:-200-4000x384} --native 0"
 bench() { # LABEL MODEL SERVER_FLAGS [options of capture.py]
   local label=$1 model=$2 flags=$3
   shift 3
   say "== $label"
-  timeout "${LIMIT:-400}" python3 "$here/benchmarks/capture.py" --model "$model" --logs "$out" --to disk=/tmp/draftstates-bench \
-    --repeats "${REPEATS:-3}" --flags "$common --chunked-prefill-size 16384 --max-total-tokens 300000 --mem-fraction-static 0.45 $flags" "$@" \
-    2>&1 | tee "$out/$label.txt" | tail -40 | cut -c1-400
+  timeout "${LIMIT:-560}" python3 "$here/benchmarks/capture.py" --model "$model" --logs "$out" --turn $work/turn \
+    --repeats "${REPEATS:-3}" --flags "$kernels $no_graphs $room $flags" "$@" >"$out/$label.txt" 2>&1
+  say "$label ended ($?)"
+  grep -aE "^\||memory|rror" "$out/$label.txt" | tail -70 | cut -c1-300
 }
 check() { # LABEL TESTS
   say "== $1"
-  DRAFTSTATES_GPU_FLAGS="$common --mem-fraction-static 0.3" timeout 400 python3 -m pytest -q -s "$here/tests/gpu/$2" ${CHECK:-} \
-    -p no:cacheprovider --basetemp "$dest/$1" >"$out/$1.txt" 2>&1
-  grep -aE "median|probe|hook" "$out/$1.txt" | grep -v LayerParity | cut -c1-300
+  DRAFTSTATES_GPU_FLAGS="$kernels $no_graphs --max-total-tokens 60000 --mem-fraction-static 0.85" timeout "${LIMIT:-400}" \
+    flock $work/turn python3 -m pytest -q -s "$here/tests/gpu/$2" -p no:cacheprovider --basetemp "$dest/$1" >"$out/$1.txt" 2>&1
+  say "$1 ended ($?)"
+  grep -aE "median|probe|hook|prefix" "$out/$1.txt" | grep -v LayerParity | cut -c1-300
   tail -6 "$out/$1.txt" | cut -c1-400
 }
+random_8b() { # a model with weights: the lease tests its servers
+  [ -e /dev/shm/qwen3_8b/config.json ] || python3 "$here/tests/gpu/gpu_models.py" qwen3_8b /dev/shm/qwen3_8b >"$out/model.txt" 2>&1
+}
 
-for stage in "$@"; do
-  case $stage in
+stage() {
+  case $1 in
   install)
     bash "$carry/on_device.sh" install "$carry" "$dest" | tee -a "$out/summary.txt"
-    eval "$(bash "$carry/on_device.sh" env "$dest")"
     # what an installation of this project would leave: the plug-in's entry point
     plug=$dest/plug/draftstates-0.1.0.dist-info
     mkdir -p "$plug"
     printf 'Metadata-Version: 2.1\nName: draftstates\nVersion: 0.1.0\n' >"$plug/METADATA"
     printf '[sglang.srt.plugins]\ndraftstates = draftstates.capture.plugin:register\n' >"$plug/entry_points.txt"
-    export PYTHONPATH=$here:$dest/plug:$PYTHONPATH
-    python3 "$carry/make_model.py" "$dest/models" qwen3-8b dsv2-lite || exit 1
+    PYTHONPATH=$dest/site python3 "$carry/make_model.py" "$dest/models" qwen3-8b dsv2-lite || exit 1
     sed -i 's/"max_position_embeddings": 16384/"max_position_embeddings": 40960/' "$dest/models/dsv2-lite/config.json"
     nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee -a "$out/summary.txt"
     ;;
+  fill) # a virtual machine may get its memory page by page on first use, at a few GB/s
+    flock $work/turn bash -c 'for i in $(seq 8); do head -c ${FILL:-10}G /dev/zero >/dev/shm/fill.$i & done; wait; rm /dev/shm/fill.*'
+    say "filled"
+    ;;
   disk)
-    dd if=/dev/zero of=/tmp/draftstates-bench/dd bs=64M count=128 oflag=direct conv=fsync 2>&1 | tail -1 | tee -a "$out/summary.txt"
-    rm /tmp/draftstates-bench/dd
+    dd if=/dev/zero of=$work/dd bs=64M count=128 oflag=direct conv=fsync 2>&1 | tail -1 | tee -a "$out/summary.txt"
+    rm $work/dd
     ;;
   check) check check test_capture_on_gpu.py ;;
-  dense) bench dense "$dest/models/qwen3-8b" "$dummy" --root / $shm --mix "${MIX:-200-4000x512}" --mix 16384-32768x12 --native "${NATIVE:-8}" ;;
-  mla) bench mla "$dest/models/dsv2-lite" "$dummy" --root / $shm --mix "${MIX:-200-4000x512}" --mix 16384-32768x12 --native "${NATIVE:-8}" ;;
+  dense) bench dense "$dest/models/qwen3-8b" "$dummy" --root / --to shm=/dev/shm/draftstates-bench --to disk=$work $mixes --profile ;;
+  mla) bench mla "$dest/models/dsv2-lite" "$dummy" --root / --to shm=/dev/shm/draftstates-bench --to disk=$work $mixes --profile ;;
+  graphs) bench graphs "$dest/models/qwen3-8b" "$dummy" --root / --graphs "$kernels $room $dummy" $short ;;
   check2) check check2 test_two_gpus.py ;;
-  tp2) bench tp2 "$dest/models/qwen3-8b" "$dummy --tensor-parallel-size 2" --root / $shm --mix "${MIX:-200-4000x256}" --native 0 ;;
+  tp2) bench tp2 "$dest/models/qwen3-8b" "$dummy --tensor-parallel-size 2" --root / --to disk=$work --to shm=/dev/shm/draftstates-bench $short ;;
   dp2)
     bench dp2 "$dest/models/dsv2-lite" "$dummy --tensor-parallel-size 2 --data-parallel-size 2 --enable-dp-attention" \
-      --root / --mix "${MIX:-200-4000x256}" --native 0
+      --root / --to disk=$work --to shm=/dev/shm/draftstates-bench $short
     ;;
-  replicas) # the lease tests its servers, so that they need a model with weights
-    [ -e /dev/shm/qwen3_8b ] || PYTHONPATH=$here/tests/gpu:$PYTHONPATH python3 "$here/tests/gpu/gpu_models.py" qwen3_8b /dev/shm/qwen3_8b 2>&1 | tail -1
-    bench replicas_disk /dev/shm/qwen3_8b "" --root /tmp --mix "${MIX:-200-4000x384}" --native 0 --lease 2
+  replicas)
+    random_8b
+    bench replicas_shm /dev/shm/qwen3_8b "" --root /dev/shm --to shm=shm $short --lease 2
+    bench replicas_disk /dev/shm/qwen3_8b "" --root /tmp --to disk=disk $short --lease 2
+    ;;
+  workflow)
+    python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$dest/snakemake" "$carry"/../.whl/*.whl
+    random_8b
+    cp "$carry"/tokenizer/* /dev/shm/qwen3_8b/
+    say "== workflow"
+    PYTHONPATH=$PYTHONPATH:$dest/snakemake PATH=$dest/snakemake/bin:$PATH timeout "${LIMIT:-560}" python3 "$here/benchmarks/workflow.py" \
+      --model /dev/shm/qwen3_8b --vocabulary 49152 --mix "${WORKFLOW_MIX:-200-4000x2400}" --min-bytes 1200MiB --max-bytes 4800MiB \
+      --work /dev/shm/draftstates-workflow --streams "${STREAMS:-8}" --repeats "${REPEATS:-1}" --queue-bytes 4294967296 \
+      --keep --turn $work/turn --flags "$kernels $no_graphs $room" >"$out/workflow.txt" 2>&1
+    say "workflow ended ($?)"
+    tail -12 "$out/workflow.txt" | cut -c1-300
+    cp /dev/shm/draftstates-workflow/{snakemake,serve}.log "$out/"
     ;;
   *)
-    sed -n '2,9p' "$0"
+    sed -n '2,16p' "$0"
     exit 2
     ;;
   esac
+}
+
+gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)
+eval "$(bash "$carry/on_device.sh" env "$dest")"
+export PYTHONPATH=$here:$dest/plug:$PYTHONPATH
+for names in "$@"; do
+  if [ "$names" = "${names/+/}" ]; then
+    stage "$names"
+    continue
+  fi
+  gpu=0
+  for name in ${names//+/ }; do
+    (export CUDA_VISIBLE_DEVICES=$gpu && stage "$name") &
+    gpu=$(((gpu + 1) % gpus))
+  done
+  wait
 done
 for log in "$out"/server-*.log; do
   grep -aiE "Traceback|Error|draftstates" "$log" | grep -v server_args | head -5 | cut -c1-300

@@ -27,7 +27,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import yaml
-from capture import Mix, bench_spec, plain
+from bench_servers import bench_spec, turn
+from capture import Mix, plain
 from server_harness import CPU_FLAGS, serve
 
 from draftstates.plan import read_plan
@@ -104,6 +105,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--queue-bytes", type=int, default=256 << 20)
     parser.add_argument("--flags", help="SGLang's flags, in one string; those of a CPU where left out")
+    parser.add_argument("--turn", type=Path, help="file that benchmarks share: only one of them measures at a time")
     parser.add_argument("--keep", action="store_true", help="keep the folder")
     arguments = parser.parse_args()
     flags = CPU_FLAGS if arguments.flags is None else arguments.flags.split()
@@ -121,7 +123,7 @@ def main() -> None:
     spec = bench_spec(config, arguments)
     logs = {"root": run.folder, "log_folder": run.folder}
     ratios = []
-    with run.server(), serve(spec, plugin=False, folder=arguments.model, base_flags=flags, **logs) as bare:
+    with run.server(), serve(spec, plugin=False, folder=arguments.model, base_flags=flags, **logs) as bare, turn(arguments.turn):
         plain([bare], samples[: max(4, len(samples) // 8)], arguments.tokens_in_flight)  # warm
         for repeat in range(arguments.repeats):
             measured = {}

@@ -15,6 +15,7 @@ LOGITS = "sglang.srt.layers.logits_processor.LogitsProcessor.forward"
 FORWARD_BATCH = "sglang.srt.model_executor.forward_batch_info.ForwardBatch"
 LOGITS_OUTPUT = "sglang.srt.layers.logits_processor.LogitsProcessorOutput"
 PARALLEL = "sglang.srt.runtime_context.get_parallel"
+GRAPHS = "sglang.srt.model_executor.cuda_graph_config.check_cuda_graph_backend"
 LOGITS_PARAMETERS = ("input_ids", "hidden_states", "lm_head", "logits_metadata", "aux_hidden_states")
 FORWARD_BATCH_FIELDS = ("rids", "extend_prefix_lens_cpu", "extend_seq_lens_cpu", "input_ids", "forward_mode")
 
@@ -44,9 +45,23 @@ def check_seams() -> None:
     """
     resolve(LOAD_MODEL)
     resolve(PARALLEL)
+    resolve(GRAPHS)
     require(LOGITS, found=list(inspect.signature(resolve(LOGITS)).parameters), needed=LOGITS_PARAMETERS)
     require(FORWARD_BATCH, found=list(resolve(FORWARD_BATCH).__dataclass_fields__), needed=FORWARD_BATCH_FIELDS)
     require(LOGITS_OUTPUT, found=list(resolve(LOGITS_OUTPUT).__dataclass_fields__), needed=("customized_info",))
+
+
+def refuse_prefill_graphs() -> None:
+    """Called once the server's arguments are settled.
+
+    A replayed graph runs no Python, so the hooks on entry to a layer see nothing, and what it hands over lies in buffers that the
+    next replay overwrites, perhaps before they have been copied.
+
+    Raises:
+        SystemExit: prefill graphs are on.
+    """
+    if not resolve(GRAPHS)("prefill", "disabled"):
+        refuse("prefill graphs are on, and rows cannot be taken from a replayed one; add --cuda-graph-backend-prefill disabled")
 
 
 def resolve(name: str) -> object:

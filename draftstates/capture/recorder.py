@@ -10,7 +10,7 @@ import sys
 import torch
 
 from draftstates import __version__, wire
-from draftstates.capture import taps
+from draftstates.capture import plugin, taps
 from draftstates.capture.blocks import BlockPool
 from draftstates.capture.files import DestinationFile, Destinations
 from draftstates.capture.settings import CaptureSettings
@@ -40,6 +40,7 @@ class Recorder:
         parallel = get_parallel()
         if parallel.pp_size > 1:
             raise SystemExit("draftstates: pipeline parallel servers cannot be captured; use tensor or data parallel")
+        plugin.refuse_prefill_graphs()
         settings = self._settings
         self._taps = taps.install(runner.model, layers=settings.residual_layers, final_norm=settings.final_norm)
         if parallel.attn_tp_rank != 0:

@@ -9,7 +9,7 @@ import psutil
 
 
 class MemoryWatch:
-    """Samples resident memory of each tree once a second, and the GPU's used memory where there is one.
+    """Samples each tree's resident memory once a second, and its memory on GPUs where there are any.
 
     Args:
         trees: name and process id of each tree's root.
@@ -17,7 +17,7 @@ class MemoryWatch:
 
     def __init__(self, trees: Mapping[str, int]) -> None:
         self._trees = {name: psutil.Process(pid) for name, pid in trees.items()}
-        self._seen: dict[str, list[float]] = {name: [] for name in [*trees, "gpu"]}
+        self._seen: dict[str, list[float]] = {name: [] for tree in trees for name in (tree, f"{tree}, GPU")}
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -32,9 +32,11 @@ class MemoryWatch:
 
     def _run(self) -> None:
         while not self._done.wait(1.0):
+            on_gpu = gpu_mib_by_process()
             for name, root in self._trees.items():
-                self._seen[name].append(_resident(root) / 2**20)
-            self._seen["gpu"].append(gpu_used_mib())
+                pids = [process.pid for process in (root, *root.children(recursive=True))]
+                self._seen[name].append(sum(map(_resident, pids)) / 2**20)
+                self._seen[f"{name}, GPU"].append(sum(on_gpu.get(pid, 0.0) for pid in pids))
 
     def summary(self) -> dict[str, dict[str, float]]:
         """MiB by tree: at the first sample, at a quarter of the time, at the last sample, and the most."""
@@ -48,22 +50,24 @@ class MemoryWatch:
         return found
 
 
-def _resident(root: psutil.Process) -> int:
-    total = 0
-    for process in [root, *root.children(recursive=True)]:
-        try:
-            total += process.memory_info().rss
-        except psutil.NoSuchProcess:
-            continue
-    return total
+def _resident(pid: int) -> int:
+    try:
+        return psutil.Process(pid).memory_info().rss
+    except psutil.NoSuchProcess:
+        return 0
 
 
-def gpu_used_mib() -> float:
-    """MiB in use on all GPUs together; 0 where there is none."""
+def gpu_mib_by_process() -> dict[int, float]:
+    """MiB on GPUs by process id; empty where there is no GPU."""
     try:
         text = subprocess.run(
-            ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], capture_output=True, text=True
+            ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"], capture_output=True, text=True
         ).stdout
     except FileNotFoundError:
-        return 0.0
-    return float(sum(int(line) for line in text.split()))
+        return {}
+    rows = [line.split(",") for line in text.splitlines()]
+    found: dict[int, float] = {}
+    for pid, used in ((int(row[0]), row[1].strip()) for row in rows if len(row) == 2):
+        if used.isdigit():  # a driver may not tell
+            found[pid] = found.get(pid, 0.0) + float(used)
+    return found

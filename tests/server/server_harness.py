@@ -21,7 +21,7 @@ from draftstates.capture.settings import CaptureSettings
 from draftstates.capture_spec import CaptureSpec
 from draftstates.client import Captured, Client, Endpoint, Work
 
-START_SECONDS = 180
+START_SECONDS = int(os.environ.get("DRAFTSTATES_START_SECONDS", "180"))
 CPU_FLAGS = [
     *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--grammar-backend", "none"),
     *("--max-total-tokens", "16384"),

@@ -151,6 +151,22 @@ register()
     assert named in done.stderr
 
 
+@pytest.mark.parametrize(("backend", "refused"), [("breakable", True), ("full", True), ("disabled", False)])
+def test_where_prefill_graphs_are_on_the_plugin_refuses(backend: str, refused: bool) -> None:
+    """SGLang's own look at its arguments, which are planted: on a CPU it turns graphs off by itself. On a GPU: tests/gpu."""
+    code = f"""
+from types import SimpleNamespace as Space
+from sglang.srt.model_executor import cuda_graph_config as graphs
+graphs.get_exec = lambda: Space(graph=Space(cuda_graph_config=graphs.CudaGraphConfig(prefill=graphs.PhaseConfig(backend='{backend}'))))
+from draftstates.capture.plugin import refuse_prefill_graphs
+refuse_prefill_graphs()
+"""
+    environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    assert (done.returncode != 0) == refused
+    assert ("add --cuda-graph-backend-prefill disabled" in done.stderr) == refused
+
+
 def test_without_its_settings_the_plugin_is_inert() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "DRAFTSTATES_CAPTURE"}
     code = "import sys; from draftstates.capture.plugin import register; register(); assert 'torch' not in sys.modules"

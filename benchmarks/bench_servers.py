@@ -1,0 +1,93 @@
+"""The servers that `capture.py` compares: one that captures, the same without the plug-in, and on demand one with CUDA graphs."""
+
+import argparse
+import contextlib
+import dataclasses
+import fcntl
+import json
+import shutil
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from server_harness import Running, serve
+
+from draftstates.capture_spec import CaptureSpec
+from draftstates.client import Endpoint
+from draftstates.config import resolve
+from draftstates.model import read_model
+from draftstates.server.command import server_settings
+from draftstates.server.lease import lease
+
+
+@contextlib.contextmanager
+def turn(file: Path | None) -> Iterator[None]:
+    """One benchmark at a time: others that were given the same file wait here, their servers started and idle."""
+    if file is None:
+        yield
+        return
+    with open(file, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def bench_spec(config: dict, arguments: argparse.Namespace) -> CaptureSpec:
+    count = config["num_hidden_layers"]
+    layers = [int(k) for k in arguments.layers.split(",")] if arguments.layers else [2, count // 2, count - 3]
+    return CaptureSpec(
+        model=arguments.model.name,
+        model_digest=read_model(arguments.model).digest if arguments.lease else "benchmark",
+        compute_dtype=arguments.dtype,
+        quantization=None,
+        stored_dtype=arguments.dtype,
+        num_layers=count,
+        hidden_size=config["hidden_size"],
+        residual_layers=tuple(layers),
+        final_norm="post_norm",
+    )
+
+
+def own_servers(
+    stack: contextlib.ExitStack, spec: CaptureSpec, arguments: argparse.Namespace, flags: list[str], logs: Path
+) -> dict[str, list[Running]]:
+    """`plain`, `capture` and, with --graphs, `graphs`; all started at the same time, since starting is mostly waiting."""
+    common = {"folder": arguments.model, "log_folder": logs, "root": arguments.root}
+    native = ["--enable-return-hidden-states"] if arguments.native else []
+    starts = {
+        "plain": serve(spec, plugin=False, base_flags=flags, flags=native, **common),
+        "capture": serve(spec, base_flags=flags, queue={"queue_bytes": arguments.queue_bytes}, **common),
+    }
+    if arguments.graphs is not None:
+        starts["graphs"] = serve(spec, plugin=False, base_flags=arguments.graphs.split(), **common)
+    with ThreadPoolExecutor(len(starts)) as pool:
+        return {name: [server] for name, server in zip(starts, pool.map(stack.enter_context, starts.values()), strict=True)}
+
+
+def lease_servers(
+    stack: contextlib.ExitStack, spec: CaptureSpec, arguments: argparse.Namespace, flags: list[str], logs: Path
+) -> list[Running]:
+    """As many replicas as asked for, behind one lease; plain requests go to the same servers, which have nothing to capture of them."""
+    results = arguments.root / f"draftstates-bench-{uuid.uuid4().hex[:8]}"
+    results.mkdir()
+    stack.callback(shutil.rmtree, results, ignore_errors=True)
+    plan = results / "plan.json"
+    plan.write_text(json.dumps({"capture": {**dataclasses.asdict(spec), "key": spec.key}}))
+    server = {"replicas": arguments.lease, "args": flags, "queue_bytes": arguments.queue_bytes, "idle_seconds": 600}
+    config = resolve(
+        {
+            "data": {"sources": [{"name": "none", "files": ["none"]}], "max_tokens": 2},
+            "model": {"path": str(arguments.model)},
+            "capture": {"compute_dtype": arguments.dtype},
+            "server": server,
+            "results": str(results),
+        },
+        origin="benchmark",
+    )
+    settings = server_settings(config, spec=spec, plan=plan)
+    stack.callback(lambda: [shutil.copy(log, logs) for log in (results / ".server").glob("*.log")])
+    addresses = [stack.enter_context(lease(settings)) for _ in range(arguments.lease)]
+    if len({address.url for address in addresses}) != arguments.lease:
+        raise SystemExit(f"{arguments.lease} leases gave {[address.url for address in addresses]}: expected a replica each")
+    root = Path(config["results"]).resolve()
+    return [Running(Endpoint(url=a.url, api_key=a.api_key, root=root), spec, arguments.model, None, logs) for a in addresses]

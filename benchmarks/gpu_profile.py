@@ -1,0 +1,83 @@
+"""Where a server's GPU spends its time: SGLang's own profiler on some batches, with and without capture, side by side.
+
+`record` asks a running server to profile its next forward passes; `table` puts two such traces next to each other. It counts the
+time that the compute kernels cover, the gaps between them, the copies to the host, and the kernels that run with capture alone.
+"""
+
+import gzip
+import json
+import statistics
+import time
+import urllib.request
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+STEPS = 12  # forward passes
+_TRACE_SECONDS = 60.0
+
+
+def record(url: str, folder: Path, run: Callable[[], object]) -> list[dict]:
+    """GPU events of the next `STEPS` forward passes of the server at `url`, while `run` sends it work."""
+    folder.mkdir(parents=True)
+    body = {"output_dir": str(folder), "num_steps": STEPS, "activities": ["GPU"], "with_stack": False}
+    request = urllib.request.Request(f"{url}/start_profile", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        answer.read()
+    run()
+    deadline = time.monotonic() + _TRACE_SECONDS
+    while time.monotonic() < deadline:
+        for path in folder.glob("*.trace.json.gz"):
+            try:
+                return gpu_events(json.loads(gzip.decompress(path.read_bytes())))
+            except (EOFError, ValueError):
+                break  # still being written
+        time.sleep(0.5)
+    raise SystemExit(f"no profile appeared in {folder} within {_TRACE_SECONDS:.0f} s")
+
+
+def gpu_events(trace: dict) -> list[dict]:
+    """Kernels, copies and fills of a Chrome trace: name, kind, begin and duration in microseconds."""
+    kinds = {"kernel", "gpu_memcpy", "gpu_memset"}
+    found = [e for e in trace["traceEvents"] if e.get("cat") in kinds and "dur" in e]
+    return [{"name": e["name"], "kind": e["cat"], "begin": float(e["ts"]), "dur": float(e["dur"])} for e in found]
+
+
+def covered(events: list[dict]) -> float:
+    """Microseconds that at least one of the events covers."""
+    total, end = 0.0, float("-inf")
+    for begin, stop in sorted((e["begin"], e["begin"] + e["dur"]) for e in events):
+        total += max(0.0, stop - max(begin, end))
+        end = max(end, stop)
+    return total
+
+
+def by_name(events: list[dict]) -> dict[str, list[float]]:
+    durations: dict[str, list[float]] = defaultdict(list)
+    for event in events:
+        durations[event["name"]].append(event["dur"])
+    return durations
+
+
+def figures(events: list[dict]) -> dict[str, float]:
+    """Milliseconds: from the first kernel to the last, covered by kernels, not covered; copies to the host."""
+    kernels = [e for e in events if e["kind"] == "kernel"]
+    to_host = [e for e in events if "DtoH" in e["name"]]
+    span = max(e["begin"] + e["dur"] for e in kernels) - min(e["begin"] for e in kernels)
+    busy = covered(kernels)
+    return {"span": span / 1e3, "kernels": busy / 1e3, "gaps": (span - busy) / 1e3, "to_host": covered(to_host) / 1e3}
+
+
+def table(plain: list[dict], capture: list[dict]) -> str:
+    """Both profiles, the longest kernels of both, and what only capture runs."""
+    a, b = figures(plain), figures(capture)
+    lines = ["| ms | plain | capture |", "|---|---|---|"]
+    lines += [f"| {name} | {a[name]:.1f} | {b[name]:.1f} |" for name in a]
+    mine, theirs = (by_name([e for e in events if e["kind"] == "kernel"]) for events in (capture, plain))
+    longest = sorted(theirs, key=lambda name: -sum(theirs[name]))[:6]
+    for name in longest:
+        one, other = statistics.median(theirs[name]), statistics.median(mine.get(name, [0.0]))
+        lines.append(f"| median of {len(theirs[name])}, {len(mine.get(name, []))}: {name[:70]} | {one / 1e3:.4f} | {other / 1e3:.4f} |")
+    own = sorted(mine.keys() - theirs.keys(), key=lambda name: -sum(mine[name]))[:8]
+    lines += [f"| sum of {len(mine[name])}, with capture alone: {name[:70]} | 0 | {sum(mine[name]) / 1e3:.2f} |" for name in own]
+    return "\n".join(lines)
