@@ -51,13 +51,12 @@ def bench_spec(config: dict, arguments: argparse.Namespace) -> CaptureSpec:
 def own_servers(
     stack: contextlib.ExitStack, spec: CaptureSpec, arguments: argparse.Namespace, flags: list[str], logs: Path
 ) -> dict[str, list[Running]]:
-    """`plain`, `capture` and, with --graphs, `graphs`; all started at the same time, since starting is mostly waiting."""
+    """`plain`; with --to, `capture`; with --graphs, `graphs`. All start at the same time, since starting is mostly waiting."""
     common = {"folder": arguments.model, "log_folder": logs, "root": arguments.root}
     native = ["--enable-return-hidden-states"] if arguments.native else []
-    starts = {
-        "plain": serve(spec, plugin=False, base_flags=flags, flags=native, **common),
-        "capture": serve(spec, base_flags=flags, queue={"queue_bytes": arguments.queue_bytes}, **common),
-    }
+    starts = {"plain": serve(spec, plugin=False, base_flags=flags, flags=native, **common)}
+    if arguments.to:
+        starts["capture"] = serve(spec, base_flags=flags, queue={"queue_bytes": arguments.queue_bytes}, **common)
     if arguments.graphs is not None:
         starts["graphs"] = serve(spec, plugin=False, base_flags=arguments.graphs.split(), **common)
     with ThreadPoolExecutor(len(starts)) as pool:

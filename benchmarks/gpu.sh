@@ -9,7 +9,7 @@
 # /dev/shm and to disk, native; a profile; 200 to 4000 tokens, then 16k to 32k in chunks); graphs (what prefill graphs are worth);
 # workflow (the whole `snakemake` run). On two GPUs: check2; tp2 (tensor parallel); dp2 (data parallel attention); replicas (two servers
 # behind one lease, to /dev/shm and to disk). `dense+mla` starts both at once, each on a GPU of its own, and measures one after the other.
-# REPEATS (3), NATIVE (8 requests of the native path), MIX, LONG and LIMIT may be set. A stage that fails does not stop the next.
+# REPEATS (3), NATIVE (8 requests of the native path), MIXES, SHORT and LIMIT may be set. A stage that fails does not stop the next.
 set -u
 carry=$1 dest=$2 out=$3
 shift 3
@@ -26,8 +26,8 @@ kernels="--attention-backend triton --sampling-backend pytorch --grammar-backend
 room="--chunked-prefill-size 16384 --max-total-tokens 140000 --mem-fraction-static 0.88"
 
 dummy="--load-format dummy"
-mixes="--mix ${MIX:-200-4000x512} --mix ${LONG:-16384-32768x12} --native ${NATIVE:-8}"
-short="--mix ${MIX:-200-4000x384} --native 0"
+mixes="$(printf -- '--mix %s ' ${MIXES:-200-4000x384 16384-32768x16}) --native ${NATIVE:-8}"
+short="--mix ${SHORT:-200-4000x384} --native 0"
 bench() { # LABEL MODEL SERVER_FLAGS [options of capture.py]
   local label=$1 model=$2 flags=$3
   shift 3
@@ -91,7 +91,7 @@ stage() {
     cp "$carry"/tokenizer/* /dev/shm/qwen3_8b/
     say "== workflow"
     PYTHONPATH=$PYTHONPATH:$dest/snakemake PATH=$dest/snakemake/bin:$PATH timeout "${LIMIT:-560}" python3 "$here/benchmarks/workflow.py" \
-      --model /dev/shm/qwen3_8b --vocabulary 49152 --mix "${WORKFLOW_MIX:-200-4000x2400}" --min-bytes 1200MiB --max-bytes 4800MiB \
+      --model /dev/shm/qwen3_8b --vocabulary 49152 --mix "${WORKFLOW_MIX:-200-4000x2480}" --plain-every 4 --min-bytes 1200MiB --max-bytes 4800MiB \
       --work /dev/shm/draftstates-workflow --streams "${STREAMS:-8}" --repeats "${REPEATS:-1}" --queue-bytes 4294967296 \
       --keep --turn $work/turn --flags "$kernels $no_graphs $room" >"$out/workflow.txt" 2>&1
     say "workflow ended ($?)"

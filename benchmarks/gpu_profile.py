@@ -1,7 +1,7 @@
 """Where a server's GPU spends its time: SGLang's own profiler on some batches, with and without capture, side by side.
 
-`record` asks a running server to profile its next forward passes; `table` puts two such traces next to each other. It counts the
-time that the compute kernels cover, the gaps between them, the copies to the host, and the kernels that run with capture alone.
+`record` has a running server profile what it is sent; `table` puts two such traces next to each other. It counts the time that
+the compute kernels cover, the gaps between them and where they lie, the copies to the host, and what runs with capture alone.
 """
 
 import gzip
@@ -13,18 +13,15 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
-STEPS = 12  # forward passes
 _TRACE_SECONDS = 60.0
 
 
 def record(url: str, folder: Path, run: Callable[[], object]) -> list[dict]:
-    """GPU events of the next `STEPS` forward passes of the server at `url`, while `run` sends it work."""
+    """GPU events of the server at `url` while `run` sends it work."""
     folder.mkdir(parents=True)
-    body = {"output_dir": str(folder), "num_steps": STEPS, "activities": ["GPU"], "with_stack": False}
-    request = urllib.request.Request(f"{url}/start_profile", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        answer.read()
+    _post(f"{url}/start_profile", {"output_dir": str(folder), "activities": ["GPU"], "with_stack": False})
     run()
+    _post(f"{url}/stop_profile", {})
     deadline = time.monotonic() + _TRACE_SECONDS
     while time.monotonic() < deadline:
         for path in folder.glob("*.trace.json.gz"):
@@ -34,6 +31,12 @@ def record(url: str, folder: Path, run: Callable[[], object]) -> list[dict]:
                 break  # still being written
         time.sleep(0.5)
     raise SystemExit(f"no profile appeared in {folder} within {_TRACE_SECONDS:.0f} s")
+
+
+def _post(url: str, body: dict) -> None:
+    request = urllib.request.Request(url, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        answer.read()
 
 
 def gpu_events(trace: dict) -> list[dict]:
@@ -50,6 +53,18 @@ def covered(events: list[dict]) -> float:
         total += max(0.0, stop - max(begin, end))
         end = max(end, stop)
     return total
+
+
+def gaps(kernels: list[dict]) -> dict[str, list[float]]:
+    """Microseconds in which no kernel ran, by the names of the kernels before and after."""
+    found: dict[str, list[float]] = defaultdict(list)
+    end, before = float("inf"), ""
+    for event in sorted(kernels, key=lambda e: e["begin"]):
+        if event["begin"] > end:
+            found[f"{before[:40]} -> {event['name'][:40]}"].append(event["begin"] - end)
+        if before == "" or event["begin"] + event["dur"] > end:
+            end, before = event["begin"] + event["dur"], event["name"]
+    return found
 
 
 def by_name(events: list[dict]) -> dict[str, list[float]]:
@@ -80,4 +95,8 @@ def table(plain: list[dict], capture: list[dict]) -> str:
         lines.append(f"| median of {len(theirs[name])}, {len(mine.get(name, []))}: {name[:70]} | {one / 1e3:.4f} | {other / 1e3:.4f} |")
     own = sorted(mine.keys() - theirs.keys(), key=lambda name: -sum(mine[name]))[:8]
     lines += [f"| sum of {len(mine[name])}, with capture alone: {name[:70]} | 0 | {sum(mine[name]) / 1e3:.2f} |" for name in own]
+    for name, events in (("plain", plain), ("capture", capture)):
+        between = gaps([e for e in events if e["kind"] == "kernel"])
+        for pair in sorted(between, key=lambda pair: -sum(between[pair]))[:6]:
+            lines.append(f"| {name}: sum of {len(between[pair])} gaps, {pair} | | {sum(between[pair]) / 1e3:.2f} |")
     return "\n".join(lines)

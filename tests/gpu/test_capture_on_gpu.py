@@ -3,12 +3,15 @@
 Needs an NVIDIA GPU and SGLang; DRAFTSTATES_GPU_FLAGS holds the server's flags.
 """
 
+import dataclasses
+import json
 import os
 import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,9 +22,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "server"))
 import gpu_models  # noqa: E402
 from server_harness import Running, capture, random_ids, serve, spec_for  # noqa: E402
 
-from draftstates import parity  # noqa: E402
+from draftstates import ids, parity  # noqa: E402
 from draftstates.alignment import Rounding, check_alignment  # noqa: E402
+from draftstates.extract import ExtractOptions, ShardTokens, extract_shard  # noqa: E402
 from draftstates.model import read_head  # noqa: E402
+from draftstates.verify import verify_shard  # noqa: E402
 
 FLAGS = os.environ.get("DRAFTSTATES_GPU_FLAGS", "").split()
 LENGTHS = [1, 10, 700, 1500, 5000, *range(40, 640, 20)]
@@ -104,3 +109,39 @@ def test_a_second_pass_agrees_within_rounding(running: Running, captured: tuple)
             distance = parity.row_distances(other.states(name, 0, rows), shard.states(name, 0, rows))
             print(name, "median", distance.median().item(), "worst", distance.max().item())
             assert distance.median() < 2**-6
+
+
+def test_a_shard_with_every_prefix_captured_again_passes_verification(running: Running) -> None:
+    """With random experts more rows are routed otherwise in another batch than in a trained model: the limits must bear that."""
+    samples = [random_ids(n, seed=n, vocabulary=32000) for n in LENGTHS]
+    masks = [np.ones(len(sample), np.uint8) for sample in samples]
+    names = [ids.sample_id(sample, mask) for sample, mask in zip(samples, masks, strict=True)]
+    tokens = ShardTokens(
+        shard_id=ids.shard_id(names),
+        sample_ids=names,
+        lengths=[len(sample) for sample in samples],
+        input_ids=np.concatenate(samples),
+        loss_mask=np.concatenate(masks),
+    )
+    output = running.endpoint.root / "run" / "shards" / f"{tokens.shard_id}.safetensors"
+    options = ExtractOptions(probe_fraction=1.0, tokens_in_flight=1 << 20)
+    extract_shard(
+        tokens, spec=running.spec, endpoint=running.endpoint, engine="gpu", options=options, output=output, planned=[tokens.shard_id]
+    )
+    plan = {
+        "capture": {**dataclasses.asdict(running.spec), "key": running.spec.key},
+        "shards": [{"shard_id": tokens.shard_id, "samples": len(samples), "tokens": len(tokens.input_ids)}],
+        "checks": {"probe_fraction": options.probe_fraction, "probe_minimum": options.probe_minimum},
+    }
+    files = {"shard": output, "probe": output.with_suffix(".probe.safetensors"), "receipts": output.with_suffix(".receipts.json")}
+    verified = verify_shard(tokens.shard_id, plan=plan, model=running.model, threads=4, **files)
+    print("verified with every prefix:", json.dumps(verified["figures"]))
+    assert verified["figures"]["probes"] == len(samples)
+
+
+def test_with_prefill_graphs_the_server_does_not_start(running: Running, tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    flags = ["--cuda-graph-backend-prefill", "breakable"]
+    starting = serve(running.spec, folder=running.model, root=tmp_path / "root", base_flags=FLAGS, flags=flags)
+    with pytest.raises(AssertionError, match="add --cuda-graph-backend-prefill disabled"), starting:
+        pass

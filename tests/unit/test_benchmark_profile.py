@@ -29,3 +29,10 @@ def test_the_table_names_what_only_capture_runs() -> None:
     lines = gpu_profile.table(plain, capture).splitlines()
     assert "| median of 1, 1: gemm | 1.0000 | 1.1000 |" in lines
     assert "| sum of 1, with capture alone: stack | 0 | 0.05 |" in lines
+
+
+def test_gaps_are_named_by_the_kernels_around_them() -> None:
+    kernels = gpu_profile.gpu_events(
+        {"traceEvents": [event("a", 0, 1000), event("b", 200, 100), event("c", 1500, 100), event("a", 1600, 1)]}
+    )
+    assert dict(gpu_profile.gaps(kernels)) == {"a -> c": [500.0]}
