@@ -31,8 +31,11 @@ from bench_servers import bench_spec, lease_servers, own_servers, turn
 from memory_watch import MemoryWatch
 from server_harness import CPU_FLAGS, Running
 
+from draftstates.capture_spec import torch_dtype
 from draftstates.client import CaptureFailed, Client, Work
 from draftstates.extract import ExtractOptions, ShardTokens, lay_out
+
+_SHARD_BYTES = 8e9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +120,13 @@ def capture(servers: list[Running], samples: list[np.ndarray], limit: int, folde
     return {"seconds": seconds, "answered": answered, "laid_out": laid_out, "GB_s": size / seconds / 1e9}
 
 
+def shards_of(servers: list[Running], samples: list[np.ndarray]) -> int:
+    """How many shards of some 8 GB each server's part of the samples makes."""
+    spec = servers[0].spec
+    row = spec.hidden_size * (len(spec.residual_layers) + 1) * torch_dtype(spec.stored_dtype).itemsize
+    return max(1, round(sum(map(len, samples)) * row / len(servers) / _SHARD_BYTES))
+
+
 def lay_out_shards(server: Running, samples: list[np.ndarray], folder: Path, shards: int) -> tuple[list[Work], dict[Path, int]]:
     """The work that fills `shards` shards and their probe files, and each file's rows."""
     folder.mkdir()
@@ -157,7 +167,7 @@ def main() -> None:
     parser.add_argument("--to", action="append", default=[], metavar="NAME=FOLDER", help="capture to this folder; several are compared")
     parser.add_argument("--mix", action="append", type=Mix.parse, help="SHORTEST-LONGESTxCOUNT; default 20-400x64")
     parser.add_argument("--native", type=int, default=8, help="requests of the native path; 0 leaves it out")
-    parser.add_argument("--shards", type=int, default=3)
+    parser.add_argument("--shards", type=int, help="default: as many as make shards of some 8 GB")
     parser.add_argument("--tokens-in-flight", type=int, default=131072)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="folder that the server may write below")
@@ -198,7 +208,7 @@ def run_mix(
     modes = {name: lambda samples, name=name: plain(servers[name], samples, limit) for name in ("plain", "graphs") if name in servers}
     for name, folder in targets.items():
         modes[f"capture:{name}"] = lambda samples, folder=folder: capture(
-            servers["capture"], samples, limit, Path(folder).resolve(), arguments.shards
+            servers["capture"], samples, limit, Path(folder).resolve(), arguments.shards or shards_of(servers["capture"], samples)
         )
     measured: dict[str, list[dict]] = {}
     warm = mix.samples(vocabulary=vocabulary, seed=1000, count=max(4, mix.count // 4))

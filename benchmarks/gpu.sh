@@ -9,12 +9,14 @@
 # /dev/shm and to disk, native; a profile; 200 to 4000 tokens, then 16k to 32k in chunks); graphs (what prefill graphs are worth);
 # workflow (the whole `snakemake` run). On two GPUs: check2; tp2 (tensor parallel); dp2 (data parallel attention); replicas (two servers
 # behind one lease, to /dev/shm and to disk). `dense+mla` starts both at once, each on a GPU of its own, and measures one after the other.
-# REPEATS (3), NATIVE (8 requests of the native path), MIXES, SHORT and LIMIT may be set. A stage that fails does not stop the next.
+# REPEATS (3), NATIVE (8 requests of the native path), PROFILE (--profile), MIXES, SHORT, LIMIT and TURN may be set. A stage that fails
+# does not stop the next.
 set -u
 carry=$1 dest=$2 out=$3
 shift 3
 here=$(cd "$(dirname "$0")/.." && pwd)
 work=/tmp/draftstates-bench
+turn=${TURN:-$work/turn}
 mkdir -p "$out" /dev/shm/draftstates-bench $work
 began=$(date +%s)
 say() { echo "[$(($(date +%s) - began)) s] $*" | tee -a "$out/summary.txt"; }
@@ -32,7 +34,7 @@ bench() { # LABEL MODEL SERVER_FLAGS [options of capture.py]
   local label=$1 model=$2 flags=$3
   shift 3
   say "== $label"
-  timeout "${LIMIT:-560}" python3 "$here/benchmarks/capture.py" --model "$model" --logs "$out" --turn $work/turn \
+  timeout "${LIMIT:-560}" python3 "$here/benchmarks/capture.py" --model "$model" --logs "$out" --turn $turn \
     --repeats "${REPEATS:-3}" --flags "$kernels $no_graphs $room $flags" "$@" >"$out/$label.txt" 2>&1
   say "$label ended ($?)"
   grep -aE "^\||memory|rror" "$out/$label.txt" | tail -70 | cut -c1-300
@@ -40,7 +42,7 @@ bench() { # LABEL MODEL SERVER_FLAGS [options of capture.py]
 check() { # LABEL TESTS
   say "== $1"
   DRAFTSTATES_GPU_FLAGS="$kernels $no_graphs --max-total-tokens 60000 --mem-fraction-static 0.85" timeout "${LIMIT:-400}" \
-    flock $work/turn python3 -m pytest -q -s "$here/tests/gpu/$2" -p no:cacheprovider --basetemp "$dest/$1" >"$out/$1.txt" 2>&1
+    flock $turn python3 -m pytest -q -s "$here/tests/gpu/$2" -p no:cacheprovider --basetemp "$dest/$1" >"$out/$1.txt" 2>&1
   say "$1 ended ($?)"
   grep -aE "median|probe|hook|prefix" "$out/$1.txt" | grep -v LayerParity | cut -c1-300
   tail -6 "$out/$1.txt" | cut -c1-400
@@ -63,7 +65,7 @@ stage() {
     nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee -a "$out/summary.txt"
     ;;
   fill) # a virtual machine may get its memory page by page on first use, at a few GB/s
-    flock $work/turn bash -c 'for i in $(seq 8); do head -c ${FILL:-10}G /dev/zero >/dev/shm/fill.$i & done; wait; rm /dev/shm/fill.*'
+    flock $turn bash -c 'for i in $(seq 8); do head -c ${FILL:-10}G /dev/zero >/dev/shm/fill.$i & done; wait; rm /dev/shm/fill.*'
     say "filled"
     ;;
   disk)
@@ -71,8 +73,8 @@ stage() {
     rm $work/dd
     ;;
   check) check check test_capture_on_gpu.py ;;
-  dense) bench dense "$dest/models/qwen3-8b" "$dummy" --root / --to shm=/dev/shm/draftstates-bench --to disk=$work $mixes --profile ;;
-  mla) bench mla "$dest/models/dsv2-lite" "$dummy" --root / --to shm=/dev/shm/draftstates-bench --to disk=$work $mixes --profile ;;
+  dense) bench dense "$dest/models/qwen3-8b" "$dummy" --root / --to shm=/dev/shm/draftstates-bench --to disk=$work $mixes ${PROFILE---profile} ;;
+  mla) bench mla "$dest/models/dsv2-lite" "$dummy" --root / --to shm=/dev/shm/draftstates-bench --to disk=$work $mixes ${PROFILE---profile} ;;
   graphs) bench graphs "$dest/models/qwen3-8b" "$dummy" --root / --graphs "$kernels $room $dummy" $short ;;
   check2) check check2 test_two_gpus.py ;;
   tp2) bench tp2 "$dest/models/qwen3-8b" "$dummy --tensor-parallel-size 2" --root / --to disk=$work --to shm=/dev/shm/draftstates-bench $short ;;
@@ -93,13 +95,13 @@ stage() {
     PYTHONPATH=$PYTHONPATH:$dest/snakemake PATH=$dest/snakemake/bin:$PATH timeout "${LIMIT:-560}" python3 "$here/benchmarks/workflow.py" \
       --model /dev/shm/qwen3_8b --vocabulary 49152 --mix "${WORKFLOW_MIX:-200-4000x2480}" --plain-every 4 --min-bytes 1200MiB --max-bytes 4800MiB \
       --work /dev/shm/draftstates-workflow --streams "${STREAMS:-8}" --repeats "${REPEATS:-1}" --queue-bytes 4294967296 \
-      --keep --turn $work/turn --flags "$kernels $no_graphs $room" >"$out/workflow.txt" 2>&1
+      --keep --turn $turn --flags "$kernels $no_graphs $room" >"$out/workflow.txt" 2>&1
     say "workflow ended ($?)"
     tail -12 "$out/workflow.txt" | cut -c1-300
     cp /dev/shm/draftstates-workflow/{snakemake,serve}.log "$out/"
     ;;
   *)
-    sed -n '2,16p' "$0"
+    sed -n '2,17p' "$0"
     exit 2
     ;;
   esac

@@ -125,7 +125,7 @@ def main() -> None:
     logs = {"root": run.folder, "log_folder": run.folder}
     ratios = []
     with run.server(), serve(spec, plugin=False, folder=arguments.model, base_flags=flags, **logs) as bare, turn(arguments.turn):
-        plain([bare], samples[: max(4, len(samples) // 8)], arguments.tokens_in_flight)  # warm
+        plain([bare], samples[: max(4, len(samples) // 32)], arguments.tokens_in_flight)  # warm
         for repeat in range(arguments.repeats):
             rates: dict[str, list[float]] = {"plain": [], "workflow": []}
             for mode in ("plain", "workflow", "plain"):

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 from draftstates.ids import keyed_fraction
 
+SHORTEST = 32  # rows, in samples that have as many: the first tokens of a conversation are often the template's, the same in all
+
 
 def choose_probes(
     sample_ids: Sequence[str], lengths: Sequence[int], *, shard_id: str, fraction: float, minimum: int
@@ -17,8 +19,9 @@ def choose_probes(
         fraction: share of the samples to probe, 0 to 1, rounded up; minimum: at least so many, as far as there are samples.
 
     Returns:
-        Pairs (position in the shard, rows of the prefix), ascending by position; 1 <= rows <= length of that sample. The rows are
-        log-uniform: short and long prefixes are equally tried, at a cost of n / ln(n) tokens rather than n / 2.
+        Pairs (position in the shard, rows of the prefix), ascending by position; 1 <= rows <= length of that sample. A prefix has
+        at least r rows with probability `SHORTEST` / r: every length is tried, at a mean cost of SHORTEST * (1 + ln(n / SHORTEST))
+        tokens of a sample of n, so that three in a shard of few long samples cost little too.
     """
     count = min(len(sample_ids), max(minimum, math.ceil(fraction * len(sample_ids))))
     draws = [keyed_fraction(name, key=f"probe:{shard_id}:{position}") for position, name in enumerate(sample_ids)]
@@ -28,4 +31,4 @@ def choose_probes(
 
 def _prefix_rows(name: str, length: int, shard_id: str) -> int:
     draw = keyed_fraction(name, key=f"prefix:{shard_id}")
-    return min(length, int(math.exp(draw * math.log(length + 1))))
+    return min(length, int(SHORTEST / (1 - draw)))

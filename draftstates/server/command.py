@@ -76,6 +76,9 @@ def sglang_command(config: Mapping[str, Any], *, spec: CaptureSpec) -> list[str]
     # a replayed graph runs no Python, so nothing could be captured from a prefill under one, and nothing is decoded
     command += ["--disable-radix-cache", "--skip-tokenizer-init", "--cuda-graph-backend-prefill", "disabled"]
     command += ["--cuda-graph-backend-decode", "disabled"]
+    if "--enable-dp-attention" not in config["server"]["args"]:
+        # an idle scheduler would spin on a core; not here, where ranks wait for each other and one without a request would sleep on
+        command.append("--sleep-on-idle")
     if config["model"]["trust_remote_code"]:
         command.append("--trust-remote-code")
     if not on_gpu(config["server"]):

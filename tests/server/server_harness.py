@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -76,7 +77,8 @@ def serve(
         root=root, residual_layers=spec.residual_layers, final_norm=spec.final_norm, stored_dtype=spec.stored_dtype, **queue
     )
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(folder), "--host", "127.0.0.1", "--port", str(port)]
-    command += [*base_flags, "--dtype", spec.compute_dtype, "--skip-tokenizer-init", "--sleep-on-idle", *flags]
+    command += [*base_flags, "--dtype", spec.compute_dtype, "--skip-tokenizer-init", *flags]
+    command += [] if "--enable-dp-attention" in command else ["--sleep-on-idle"]  # as the workflow's own server
     command += [] if radix_cache else ["--disable-radix-cache"]
     environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1", **(environment or {})}
     environment |= settings.to_environment() if plugin else {}
@@ -93,9 +95,12 @@ def serve(
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port below those that the system gives to outgoing connections: one of them could take it while the server still loads."""
+    while True:
+        port = random.SystemRandom().randrange(20000, 32000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def wait_until_ready(url: str, process: subprocess.Popen, log: Path) -> None:

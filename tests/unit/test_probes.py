@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftstates.probes import choose_probes
+from draftstates.probes import SHORTEST, choose_probes
 
 _LENGTHS = st.lists(st.integers(1, 5000), min_size=1, max_size=300)
 
@@ -31,10 +31,15 @@ def test_the_choice_depends_on_the_shard_and_on_nothing_else() -> None:
     assert first != choose_probes(names, lengths, shard_id="b", fraction=0.02, minimum=3)
 
 
-def test_prefix_lengths_are_log_uniform() -> None:
-    length = 1000
-    probes = choose_probes(_names(4000), [length] * 4000, shard_id="a", fraction=1, minimum=3)
-    logs = [math.log(rows) / math.log(length) for _, rows in probes]
-    assert sum(logs) / len(logs) == pytest.approx(0.47, abs=0.04)
-    assert min(rows for _, rows in probes) == 1
-    assert max(rows for _, rows in probes) > 0.99 * length
+def test_prefixes_are_of_every_length_and_cheap_in_long_samples() -> None:
+    length = 24_000
+    rows = [rows for _, rows in choose_probes(_names(4000), [length] * 4000, shard_id="a", fraction=1, minimum=3)]
+    assert min(rows) == SHORTEST
+    assert max(rows) == length
+    for least in (100, 1000):
+        assert sum(r >= least for r in rows) / len(rows) == pytest.approx(SHORTEST / least, rel=0.25)
+    assert sum(rows) / len(rows) < 0.02 * length
+
+
+def test_a_sample_that_is_shorter_than_a_prefix_is_captured_again_whole() -> None:
+    assert choose_probes(["a", "b"], [5, 1], shard_id="a", fraction=1, minimum=3) == [(0, 5), (1, 1)]
