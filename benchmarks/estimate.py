@@ -19,14 +19,14 @@ PRESET = Path(__file__).parents[1] / "presets" / "kimi-k2.5.yaml"
 HIDDEN, MODEL_BYTES = 7168, 595e9  # of the published model: its config.json and its weight files
 NODES, SAMPLES = (1, 4, 16), (10_000, 100_000, 1_000_000)
 UNITS = {"GiB": 2**30}
-WITHOUT_SUBSAMPLE = 0.7  # s of Snakemake a job, benchmarks/scale.py, 5,121 shards
+WITHOUT_SUBSAMPLE = 0.2  # s of Snakemake a job, benchmarks/scale.py, 5,121 shards
 
 MEASURED = {
     "scan": (3.89e9, "bytes/s a core reads and checks", "benchmarks/verify.py"),
     "align": (0.045, "core seconds a sample for the model's head", "benchmarks/verify.py"),
-    "dispatch": (0.16, "s of Snakemake a job", "benchmarks/scale.py, 5,121 shards, scheduler-subsample: 200"),
+    "dispatch": (0.025, "s of Snakemake a job", "benchmarks/scale.py, 5,121 shards, scheduler-subsample: 200"),
     "job": (1.6, "s until a job's process is ready", "python scripts/verify.py --help; an extracting one takes 0.3"),
-    "plan": (27.0, "s of planning and building the graph", "benchmarks/scale.py, 5,121 shards"),
+    "plan": (22.5, "s of planning and building the graph", "benchmarks/scale.py, 5,121 shards"),
     "probes": (0.0045, "further tokens, for the prefixes captured twice", "benchmarks/capture.py on an H200"),
     "write": (1.4e9, "bytes/s written and synced, a node", "`dd` on the H200 machine, benchmarks/README.md"),
     "tokens": (1485, "tokens a sample", "978 conversations of ShareGPT with DeepSeek-V3's tokenizer, scripts/tokenise.py"),

@@ -7,8 +7,9 @@ A size is shards x samples. No model runs: tokens and states are made up, with a
 3 GB. Each step is the workflow's own command in a process of its own:
 
 - plan: scripts/plan.py, from the tokens to plan.json and each shard's tokens
-- run: Snakemake for --run-seconds, its extracting and verifying jobs reduced to moving files that are there: jobs a second on two
-  cores, and Snakemake's own CPU; then it is killed, and the rest of the shards is put in place
+- statistics: scripts/token_statistics.py, over every sample's lengths and masks
+- run: Snakemake for --run-seconds, its extracting and verifying jobs reduced to moving files that are there, plan and reports made
+  before: jobs a second on two cores, and Snakemake's own CPU; then it is killed, and the rest of the shards is put in place
 - manifest: scripts/manifest.py, over every verified shard and sample
 - nothing stale: `snakemake --dry-run`, once Snakemake has recorded how each file was made (`--touch`)
 - open: `ShardDataset(manifest)` and its first and last sample, Python's start and the imports apart
@@ -18,7 +19,7 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.pop(0)  # not this folder: its tokenize.py would hide the standard one
+sys.path[0] = str(REPOSITORY)  # not this folder: its tokenize.py would hide the standard one
 
 import argparse
 import json
@@ -29,34 +30,9 @@ import subprocess
 import time
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-import yaml
-from safetensors.numpy import save_file
+from benchmarks.made_up import make_folder, make_shards, place_rest
 
-from draftstates import ids
-from draftstates.capture_spec import CaptureSpec
-from draftstates.shards import Shard, create
-from draftstates.tokens.output import SCHEMA
-from draftstates.verify import FORMAT, FORMAT_VERSION, file_checksum, sealed
-
-HIDDEN, VOCABULARY, LONGEST = 8, 64, 30
-STEPS = ("plan", "manifest", "nothing stale", "open")
-LINKED = ("Snakefile", "rules", "draftstates", "schemas", "profiles")
-MOVE = """
-import os, sys
-option = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-for suffix in {suffixes}:
-    path = option["--output"].rsplit("/", 1)[0] + "/" + option["--shard-id"] + suffix
-    os.rename("made/" + os.path.basename(path), path)
-    os.utime(path)
-"""
-STAND_INS = {
-    "extract.py": MOVE.format(suffixes=(".probe.safetensors", ".receipts.json", ".safetensors")),
-    "verify.py": MOVE.format(suffixes=(".json",)),
-    "server.py": "import sys; open(sys.argv[-1], 'w').write('{}')",
-}
+STEPS = ("plan", "statistics", "manifest", "nothing stale", "open")
 LAUNCH = """
 import json, os, sys, time
 start = time.perf_counter()
@@ -93,84 +69,6 @@ def cost(folder: Path, *command: str) -> dict[str, float]:
     if done.returncode:
         sys.exit(f"error: {' '.join(command)}: {(folder / 'out.txt').read_text()[-3000:]}")
     return json.loads((folder / "cost.json").read_text())
-
-
-def make_folder(folder: Path, *, shards: int, samples: int) -> None:
-    """The workflow, with stand-ins for what needs a server; a model that is a head and nothing else; a source's tokens."""
-    shutil.rmtree(folder, ignore_errors=True)
-    for name in ("model", "made"):
-        (folder / name).mkdir(parents=True)
-    for name in LINKED:
-        (folder / name).symlink_to(REPOSITORY / name)
-    shutil.copytree(REPOSITORY / "scripts", folder / "scripts")
-    for name, text in STAND_INS.items():
-        (folder / "scripts" / name).write_text(text)
-    shape = {"num_hidden_layers": 8, "hidden_size": HIDDEN, "vocab_size": VOCABULARY, "tie_word_embeddings": False}
-    (folder / "model" / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama", **shape}))
-    save_file({"lm_head.weight": np.ones((VOCABULARY, HIDDEN), np.float32)}, folder / "model" / "model.safetensors")
-    (folder / "source.jsonl").write_text("{}\n")
-    write_tokens(folder / "results" / "tokens" / "source.parquet", samples)
-    mean = samples * (LONGEST // 2 * (4 * HIDDEN * 2 + 5) + 8) // shards
-    config = {
-        "data": {"sources": [{"name": "source", "files": ["source.jsonl"]}], "max_tokens": LONGEST},
-        "model": {"path": "model"},
-        "capture": {"residual_layers": [2, 4, 5], "compute_dtype": "float32"},
-        "shards": {"min_bytes": mean // 2, "max_bytes": 2 * mean},
-    }
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-
-
-def write_tokens(path: Path, samples: int) -> None:
-    """`samples` random samples of up to LONGEST tokens as the tokeniser writes them, and their accounting."""
-    path.parent.mkdir(parents=True)
-    draw, tokens, targets = np.random.default_rng(samples), 0, 0
-    with pq.ParquetWriter(path, SCHEMA, compression="zstd") as writer:
-        for first in range(0, samples, 1024):
-            lengths = draw.integers(1, LONGEST, min(1024, samples - first))
-            starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-            values = draw.integers(0, VOCABULARY, starts[-1]).astype(np.int32)
-            values[starts[:-1]] = np.arange(first, first + len(lengths))  # no two samples alike
-            masks = (draw.random(starts[-1]) < 0.5).astype(np.uint8)
-            names = [ids.sample_id(values[a:b], masks[a:b]) for a, b in zip(starts, starts[1:], strict=False)]
-            lists = [pa.ListArray.from_arrays(pa.array(starts), pa.array(part)) for part in (values, masks)]
-            rows = np.arange(first, first + len(names))
-            columns = [pa.array(rows), pa.array(np.zeros(len(rows), np.int32)), pa.array(names), *lists]
-            writer.write_table(pa.Table.from_arrays(columns, schema=SCHEMA))
-            tokens, targets = tokens + int(starts[-1]), targets + int(masks.sum())
-    counts = {"rows_in": samples, "kept": samples, "samples": samples, "skipped": {}, "failed": {}}
-    path.with_suffix(".json").write_text(json.dumps({**counts, "tokens": tokens, "supervised_tokens": targets}))
-
-
-def make_shards(folder: Path) -> tuple[str, int]:
-    """Put every planned shard, of zeros, and what verification would say of it in `made/`; the capture's folder and the shards' number."""
-    plan = json.loads((folder / "results" / "plan.json").read_text())
-    spec = CaptureSpec.from_plan(folder / "results" / "plan.json")
-    for entry in plan["shards"]:
-        shard_id, path = entry["shard_id"], folder / "made" / f"{entry['shard_id']}.safetensors"
-        table = pq.read_table(folder / "results" / "tokens" / "shards" / f"{shard_id}.parquet")
-        inputs, masks = (table[name].combine_chunks() for name in ("input_ids", "loss_mask"))
-        starts, names, mask = inputs.offsets.to_numpy(), table["sample_id"].to_pylist(), masks.flatten().to_numpy()
-        lengths, ids_ = np.diff(starts).tolist(), inputs.flatten().to_numpy()
-        create(path, spec=spec, shard_id=shard_id, sample_ids=names, lengths=lengths, input_ids=ids_, loss_mask=mask)
-        shard, targets = Shard(path), np.add.reduceat(mask.astype(np.int64), starts[:-1]).tolist()
-        samples = [
-            {"sample_id": names[i], "rows": lengths[i], "supervised": targets[i], "checksum": shard.checksum(i)} for i in range(len(names))
-        ]
-        found = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "shard_id": shard_id,
-            "capture_key": spec.key,
-            "engine": {"name": "none", "version": "0"},
-            "bytes": shard.header.size,
-            "checksum": file_checksum(path),
-            "samples": samples,
-            "figures": {"probes": 3, "probe_tokens": 3, "alignment_share_of_limit": 0.0, "prefix_distance": 0.0},
-        }
-        (folder / "made" / f"{shard_id}.json").write_text(json.dumps(sealed(found), indent=1) + "\n")
-        for suffix in (".probe.safetensors", ".receipts.json"):
-            path.with_suffix(suffix).write_text("-")
-    return f"results/{plan['run']}", len(plan["shards"])
 
 
 def run_for(folder: Path, seconds: float, *command: str) -> dict[str, float]:
@@ -211,11 +109,12 @@ def measure(folder: Path, *, shards: int, samples: int, run_seconds: float, subs
     command = ["scripts/plan.py", "--config", "resolved.yaml", "--tokens", tokens, "--model", "model", "--output", plan]
     found: dict[str, Any] = {"samples": samples, "plan": cost(folder, python, *command)}
     run, found["shards"] = make_shards(folder)
+    command = ["scripts/token_statistics.py", plan, "--output", "statistics.json", "--html", "statistics.html"]
+    found["statistics"] = cost(folder, python, *command)
     (folder / plan).unlink()  # Snakemake plans again, so that it knows how plan.json was made
+    cost(folder, python, "-m", "snakemake", "tokens_report", *snakemake)
     if run_seconds:
         found["run"] = run_for(folder, run_seconds, python, "-m", "snakemake", *snakemake, "--scheduler-subsample", str(subsample))
-    else:
-        cost(folder, python, "-m", "snakemake", *snakemake, plan)
     place_rest(folder, run)
     manifest, table = f"{run}/manifest.json", f"{run}/samples.parquet"
     command = ["scripts/manifest.py", "--plan", plan, "--run-dir", run, "--output", manifest, "--samples", table]
@@ -231,18 +130,6 @@ def measure(folder: Path, *, shards: int, samples: int, run_seconds: float, subs
         opened.append({**used, **json.loads((folder / "out.txt").read_text())})
     found["open"] = min(opened, key=lambda one: one["wall"])
     return found
-
-
-def place_rest(folder: Path, run: str) -> None:
-    """Move what an interrupted run left, shards before what was found of them."""
-    for suffix in (".safetensors", ".json"):
-        for path in sorted((folder / "made").glob(f"*{suffix}")):
-            part = "verified" if suffix == ".json" and not path.name.endswith(".receipts.json") else "shards"
-            (folder / run / part).mkdir(parents=True, exist_ok=True)
-            os.utime(path)
-            path.rename(folder / run / part / path.name)
-    if not (folder / run / "server.json").exists():
-        (folder / run / "server.json").write_text("{}")
 
 
 def draw(sizes: list[dict[str, Any]], path: Path) -> None:

@@ -1,0 +1,140 @@
+"""A run whose size is free: the workflow in a folder of its own, with everything made up that would take a model or a server.
+
+`benchmarks/scale.py` measures in it.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import tokenizers
+import yaml
+from safetensors.numpy import save_file
+
+from draftstates import ids
+from draftstates.capture_spec import CaptureSpec
+from draftstates.shards import Shard, create
+from draftstates.tokens.output import SCHEMA
+from draftstates.verify import FORMAT, FORMAT_VERSION, file_checksum, sealed
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+HIDDEN, VOCABULARY, LONGEST = 8, 64, 30
+LINKED = ("Snakefile", "rules", "draftstates", "schemas", "profiles")
+MOVE = """
+import os, sys
+option = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+for suffix in {suffixes}:
+    path = option["--output"].rsplit("/", 1)[0] + "/" + option["--shard-id"] + suffix
+    os.rename("made/" + os.path.basename(path), path)
+    os.utime(path)
+"""
+STAND_INS = {
+    "extract.py": MOVE.format(suffixes=(".probe.safetensors", ".receipts.json", ".safetensors")),
+    "verify.py": MOVE.format(suffixes=(".json",)),
+    "server.py": "import sys; open(sys.argv[-1], 'w').write('{}')",
+}
+
+
+def make_folder(folder: Path, *, shards: int, samples: int) -> None:
+    """The workflow, with stand-ins for what needs a server; a model that is a head and a tokenizer; a source's tokens."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for name in ("model", "made"):
+        (folder / name).mkdir(parents=True)
+    for name in LINKED:
+        (folder / name).symlink_to(REPOSITORY / name)
+    shutil.copytree(REPOSITORY / "scripts", folder / "scripts")
+    for name, text in STAND_INS.items():
+        (folder / "scripts" / name).write_text(text)
+    kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": False}
+    shape = {"num_hidden_layers": 8, "num_attention_heads": 1, "hidden_size": HIDDEN, "vocab_size": VOCABULARY}
+    (folder / "model" / "config.json").write_text(json.dumps({**kind, **shape}))
+    save_file({"lm_head.weight": np.ones((VOCABULARY, HIDDEN), np.float32)}, folder / "model" / "model.safetensors")
+    write_tokenizer(folder / "model")
+    (folder / "source.jsonl").write_text("{}\n")
+    write_tokens(folder / "results" / "tokens" / "source.parquet", samples)
+    mean = samples * (LONGEST // 2 * (4 * HIDDEN * 2 + 5) + 8) // shards
+    config = {
+        "data": {"sources": [{"name": "source", "files": ["source.jsonl"]}], "max_tokens": LONGEST},
+        "model": {"path": "model"},
+        "capture": {"residual_layers": [2, 4, 5], "compute_dtype": "float32"},
+        "shards": {"min_bytes": mean // 2, "max_bytes": 2 * mean},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A word for each token, so that samples can be shown; the ids that number the samples are beyond it and show as nothing."""
+    words = tokenizers.models.WordLevel({f"w{number}": number for number in range(VOCABULARY)}, unk_token="w0")
+    tokenizer = tokenizers.Tokenizer(words)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0"}))
+
+
+def write_tokens(path: Path, samples: int) -> None:
+    """`samples` random samples of up to LONGEST tokens as the tokeniser writes them, and their accounting."""
+    path.parent.mkdir(parents=True)
+    draw, tokens, targets = np.random.default_rng(samples), 0, 0
+    with pq.ParquetWriter(path, SCHEMA, compression="zstd") as writer:
+        for first in range(0, samples, 1024):
+            lengths = draw.integers(1, LONGEST, min(1024, samples - first))
+            starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+            values = draw.integers(0, VOCABULARY, starts[-1]).astype(np.int32)
+            values[starts[:-1]] = np.arange(first, first + len(lengths))  # no two samples alike
+            masks = (draw.random(starts[-1]) < 0.5).astype(np.uint8)
+            names = [ids.sample_id(values[a:b], masks[a:b]) for a, b in zip(starts, starts[1:], strict=False)]
+            lists = [pa.ListArray.from_arrays(pa.array(starts), pa.array(part)) for part in (values, masks)]
+            rows = np.arange(first, first + len(names))
+            columns = [pa.array(rows), pa.array(np.zeros(len(rows), np.int32)), pa.array(names), *lists]
+            writer.write_table(pa.Table.from_arrays(columns, schema=SCHEMA))
+            tokens, targets = tokens + int(starts[-1]), targets + int(masks.sum())
+    counts = {"rows_in": samples, "kept": samples, "samples": samples, "skipped": {}, "failed": {}}
+    path.with_suffix(".json").write_text(json.dumps({**counts, "tokens": tokens, "supervised_tokens": targets}))
+
+
+def make_shards(folder: Path) -> tuple[str, int]:
+    """Put every planned shard, of zeros, and what verification would say of it in `made/`; the capture's folder and the shards' number."""
+    plan = json.loads((folder / "results" / "plan.json").read_text())
+    spec = CaptureSpec.from_plan(folder / "results" / "plan.json")
+    for entry in plan["shards"]:
+        shard_id, path = entry["shard_id"], folder / "made" / f"{entry['shard_id']}.safetensors"
+        table = pq.read_table(folder / "results" / "tokens" / "shards" / f"{shard_id}.parquet")
+        inputs, masks = (table[name].combine_chunks() for name in ("input_ids", "loss_mask"))
+        starts, names, mask = inputs.offsets.to_numpy(), table["sample_id"].to_pylist(), masks.flatten().to_numpy()
+        lengths, ids_ = np.diff(starts).tolist(), inputs.flatten().to_numpy()
+        create(path, spec=spec, shard_id=shard_id, sample_ids=names, lengths=lengths, input_ids=ids_, loss_mask=mask)
+        shard, targets = Shard(path), np.add.reduceat(mask.astype(np.int64), starts[:-1]).tolist()
+        samples = [
+            {"sample_id": names[i], "rows": lengths[i], "supervised": targets[i], "checksum": shard.checksum(i)} for i in range(len(names))
+        ]
+        found = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "shard_id": shard_id,
+            "capture_key": spec.key,
+            "engine": {"name": "none", "version": "0"},
+            "bytes": shard.header.size,
+            "checksum": file_checksum(path),
+            "samples": samples,
+            "figures": {"probes": 3, "probe_tokens": 3, "alignment_share_of_limit": 0.0, "prefix_distance": 0.0},
+        }
+        (folder / "made" / f"{shard_id}.json").write_text(json.dumps(sealed(found), indent=1) + "\n")
+        for suffix in (".probe.safetensors", ".receipts.json"):
+            path.with_suffix(suffix).write_text("-")
+    return f"results/{plan['run']}", len(plan["shards"])
+
+
+def place_rest(folder: Path, run: str) -> None:
+    """Move what an interrupted run left, shards before what was found of them."""
+    for suffix in (".safetensors", ".json"):
+        for path in sorted((folder / "made").glob(f"*{suffix}")):
+            part = "verified" if suffix == ".json" and not path.name.endswith(".receipts.json") else "shards"
+            (folder / run / part).mkdir(parents=True, exist_ok=True)
+            os.utime(path)
+            path.rename(folder / run / part / path.name)
+    if not (folder / run / "server.json").exists():
+        (folder / run / "server.json").write_text("{}")
