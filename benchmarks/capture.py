@@ -116,8 +116,9 @@ def capture(servers: list[Running], samples: list[np.ndarray], limit: int, folde
 
     answered, seconds = asyncio.run(go())
     size = sum(path.stat().st_size for _, rows in laid for path in rows)
+    prefixes = sum(sum(rows.values()) for _, rows in laid) - sum(map(len, samples))
     shutil.rmtree(folder)
-    return {"seconds": seconds, "answered": answered, "laid_out": laid_out, "GB_s": size / seconds / 1e9}
+    return {"seconds": seconds, "answered": answered, "laid_out": laid_out, "GB_s": size / seconds / 1e9, "prefixes": prefixes}
 
 
 def shards_of(servers: list[Running], samples: list[np.ndarray]) -> int:
@@ -184,6 +185,7 @@ def main() -> None:
     spec = bench_spec(config, arguments)
     with contextlib.ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory()) if arguments.logs is None else arguments.logs)
+        logs.mkdir(parents=True, exist_ok=True)
         targets = dict(item.split("=", 1) for item in arguments.to)
         if arguments.lease:
             leased = lease_servers(stack, spec, arguments, flags, logs)

@@ -88,7 +88,7 @@ stage() {
     bench replicas_disk /dev/shm/qwen3_8b "" --root /tmp --to disk=disk $short --lease 2
     ;;
   workflow)
-    python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$dest/snakemake" "$carry"/../.whl/*.whl
+    python3 -m pip install -q --no-index --no-deps --no-cache-dir --target "$dest/snakemake" "$carry"/../.whl/*.whl
     random_8b
     cp "$carry"/tokenizer/* /dev/shm/qwen3_8b/
     say "== workflow"
@@ -107,6 +107,7 @@ stage() {
   esac
 }
 
+unset PYTHONDONTWRITEBYTECODE # as where the project is installed: else every job of a run compiles its imports anew
 gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)
 eval "$(bash "$carry/on_device.sh" env "$dest")"
 export PYTHONPATH=$here:$dest/plug:$PYTHONPATH

@@ -1,6 +1,7 @@
 """Writer threads: rows from host blocks to their files, checksums on the way, a receipt at a sample's last row.
 
-All chunks of one sample go through the same thread, in order, so that its checksum needs no lock.
+All chunks of one sample go through the same thread, in order, so that its checksum needs no lock. That thread takes the checksum
+while others write: else a long sample's last chunk, half a gigabyte, would wait for one thread after the GPU is done.
 """
 
 import dataclasses
@@ -8,6 +9,8 @@ import queue
 import threading
 import traceback
 from collections import OrderedDict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import torch
 import xxhash
@@ -18,6 +21,7 @@ from draftstates.capture.files import DestinationFile, Destinations
 from draftstates.wire import Destination
 
 _MOST_REMEMBERED = 4096  # samples that a thread remembers: unfinished, or finished and perhaps prefilled again
+_PIECE_BYTES = 16 << 20  # what one thread writes at a time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,13 +71,14 @@ class _Progress:
 
 
 class Writers:
-    """A fixed number of threads, each with a queue of its own; what is queued is bounded by the blocks that it lies in."""
+    """A fixed number of threads, each with a queue of its own, and as many to write; what is queued is bounded by its blocks."""
 
     def __init__(self, destinations: Destinations, *, threads: int) -> None:
         self._destinations = destinations
         self._queues: list[queue.SimpleQueue[Job]] = [queue.SimpleQueue() for _ in range(threads)]
         self._turn: OrderedDict[str, int] = OrderedDict()
         self._next = 0
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="draftstates-piece")
         for number, jobs in enumerate(self._queues):
             threading.Thread(target=self._run, args=(jobs,), name=f"draftstates-writer-{number}", daemon=True).start()
 
@@ -107,18 +112,31 @@ class Writers:
         if progress is None:
             return
         hidden, final = memoryview(job.hidden.numpy()), memoryview(job.final.numpy())
-        progress.hidden.update(hidden)
-        progress.final.update(final)
-        progress.ids.update(memoryview(job.ids.numpy()))
         row = job.destination.first_row + job.start
-        job.file.write("hidden_states", row, hidden)
-        job.file.write("final_hidden_state", row, final)
+        pieces = [*_pieces("hidden_states", row, hidden, job.rows), *_pieces("final_hidden_state", row, final, job.rows)]
+        writes = [self._pool.submit(job.file.write, *piece) for piece in pieces]
+        try:
+            progress.hidden.update(hidden)
+            progress.final.update(final)
+            progress.ids.update(memoryview(job.ids.numpy()))
+        finally:
+            wait(writes)  # all of them, also where one fails: the block is used again afterwards
+        for write in writes:
+            write.result()
         progress.rows += job.rows
         progress.next += job.rows
         if progress.next < job.destination.rows:
             return
         if job.file.finish_sample(job.destination.first_row, progress.receipt(job.destination.rid)):
             self._destinations.sync_later(job.file)
+
+
+def _pieces(tensor: str, row: int, data: memoryview, rows: int) -> Iterator[tuple[str, int, memoryview]]:
+    """`data`, `rows` rows from `row` on, as parts of whole rows."""
+    width = len(data) // rows
+    step = max(1, _PIECE_BYTES // width)
+    for start in range(0, rows, step):
+        yield tensor, row + start, data[start * width : (start + step) * width]
 
 
 def _advance(job: Job, samples: OrderedDict[str, _Progress]) -> _Progress | None:

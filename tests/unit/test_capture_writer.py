@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from draftstates import ids, shards, wire
+from draftstates.capture import writer
 from draftstates.capture.blocks import BlockPool
-from draftstates.capture.files import Destinations
+from draftstates.capture.files import DestinationFile, Destinations
 from draftstates.capture.settings import CaptureSettings
 from draftstates.capture.writer import Job, Writers
 from draftstates.capture_spec import CaptureSpec
@@ -97,6 +98,36 @@ def test_chunks_of_a_sample_become_one_receipt_with_the_checksum_of_the_file(ben
     assert torch.equal(shard.sample(1)["hidden_states"], bench.rows[5:, :2])
     assert torch.equal(shard.sample(1)["final_hidden_state"], bench.rows[5:, 2])
     assert reader.synced_rows == 0, "half of the shard is not written yet"
+
+
+def test_rows_that_several_threads_write_are_those_of_the_checksum(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "_PIECE_BYTES", 100)  # one or two rows
+    bench.put(bench.destination(5, 7), 0, 7)
+    (receipt,), _ = bench.receipts(1)
+    shard = shards.Shard(bench.path)
+    assert receipt.checksum == shard.checksum(1)
+    assert torch.equal(shard.sample(1)["hidden_states"], bench.rows[5:, :2])
+    assert torch.equal(shard.sample(1)["final_hidden_state"], bench.rows[5:, 2])
+
+
+def test_where_a_piece_cannot_be_written_the_block_is_kept_until_the_others_are(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "_PIECE_BYTES", 100)
+    release, write = threading.Event(), DestinationFile.write
+
+    def broken(self: DestinationFile, tensor: str, row: int, data: memoryview) -> None:
+        if tensor == "final_hidden_state":
+            raise OSError("no space left")
+        release.wait(10)
+        write(self, tensor, row, data)
+
+    monkeypatch.setattr(DestinationFile, "write", broken)
+    bench.put(bench.destination(0, 5), 0, 5)
+    assert not bench.receipts(0)[0]
+    assert bench.pool._free.empty()
+    release.set()
+    (receipt,), _ = bench.receipts(1)
+    assert "no space left" in receipt.error
+    assert not bench.pool._free.empty()
 
 
 def test_the_file_is_reported_as_synced_when_its_last_row_is_written(bench: Bench) -> None:
