@@ -20,7 +20,7 @@ from draftstates.containers import distinct, present_image
 from draftstates.errors import UserError
 from draftstates.probes import choose_probes
 from draftstates.progress import Progress
-from draftstates.reuse import copy_captured
+from draftstates.reuse import Copied, copy_captured
 
 RECEIPTS_FORMAT = "draftstates.receipts"
 RECEIPTS_VERSION = 1
@@ -34,12 +34,14 @@ class ExtractOptions:
         tokens_in_flight: tokens that this job keeps at the server at once.
         retries: further attempts at a sample that failed, alone.
         probe_fraction, probe_minimum: see `probes.choose_probes`.
+        reuse: copy rows that verified shards hold, rather than capture them again.
     """
 
     tokens_in_flight: int = 65536
     retries: int = 2
     probe_fraction: float = 0.01
     probe_minimum: int = 3
+    reuse: bool = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,9 +114,10 @@ def extract_shard(
     output.parent.mkdir(parents=True, exist_ok=True)
     with building_folder(output.parent, tokens.shard_id) as folder:
         shard, probe = folder / "shard.safetensors", folder / "probe.safetensors"
-        work, probes = lay_out(tokens, spec=spec, options=options, shard=shard, probe=probe)
+        lay_out_shard(tokens, spec=spec, shard=shard)
         start = time.monotonic()
-        copied = copy_captured(shard, run=output.parent.parent, planned=planned)
+        copied = copy_captured(shard, run=output.parent.parent, planned=planned) if options.reuse else Copied()
+        work, probes = lay_out_work(tokens, spec=spec, options=options, shard=shard, probe=probe, copied=copied.receipts)
         captured = _capture_others(work, copied.receipts, endpoint=endpoint, options=options, shard_id=tokens.shard_id)
         seconds = time.monotonic() - start
         receipts = folder / "receipts.json"
@@ -156,6 +159,11 @@ def lay_out(
     tokens: ShardTokens, *, spec: CaptureSpec, options: ExtractOptions, shard: Path, probe: Path, kind: str = wire.PLAIN
 ) -> tuple[list[Work], list[tuple[int, int]]]:
     """Lay out the shard and its probe file; the work that fills them: every sample (requests of `kind`), then every probe."""
+    lay_out_shard(tokens, spec=spec, shard=shard)
+    return lay_out_work(tokens, spec=spec, options=options, shard=shard, probe=probe, kind=kind)
+
+
+def lay_out_shard(tokens: ShardTokens, *, spec: CaptureSpec, shard: Path) -> None:
     shards.create(
         shard,
         spec=spec,
@@ -165,14 +173,26 @@ def lay_out(
         input_ids=tokens.input_ids,
         loss_mask=tokens.loss_mask,
     )
+
+
+def lay_out_work(
+    tokens: ShardTokens,
+    *,
+    spec: CaptureSpec,
+    options: ExtractOptions,
+    shard: Path,
+    probe: Path,
+    kind: str = wire.PLAIN,
+    copied: Collection[int] = (),
+) -> tuple[list[Work], list[tuple[int, int]]]:
+    """Lay out the probe file of a laid-out shard; the work as `lay_out` gives it. `copied`: samples that the shard already holds."""
     starts = np.concatenate([[0], np.cumsum(tokens.lengths)]).tolist()
     work = [
         Work(sample_id=name, shard=shard, first_row=starts[i], input_ids=tokens.input_ids[starts[i] : starts[i + 1]], kind=kind)
         for i, name in enumerate(tokens.sample_ids)
     ]
-    probes = choose_probes(
-        tokens.sample_ids, tokens.lengths, shard_id=tokens.shard_id, fraction=options.probe_fraction, minimum=options.probe_minimum
-    )
+    asked = {"fraction": options.probe_fraction, "minimum": options.probe_minimum}
+    probes = choose_probes(tokens.sample_ids, tokens.lengths, shard_id=tokens.shard_id, copied=copied, **asked)
     pieces = [slice(starts[i], starts[i] + rows) for i, rows in probes]
     shards.create(
         probe,

@@ -1,7 +1,8 @@
 """Rows that are on the disk already: copied out of verified shards of the same capture key rather than captured again.
 
 A new shard differs from one before it by a few samples as a rule. The others are copied with their receipts; each is held to the
-checksum that verification found, and the new shard is verified as any other, with prefixes captured anew.
+checksum that verification found. The new shard is verified as any other; the prefixes that are captured anew for it are of those samples
+first that were not copied, which no shard before has probed.
 """
 
 import dataclasses
@@ -61,8 +62,8 @@ def copy_captured(shard: Path, *, run: Path, planned: Collection[str]) -> Copied
                 break
             for index, receipt, said in _matches(run, shard_id, target, wanted, descriptor):
                 copied.receipts[index] = receipt
-                copied.engines.add(said["engine"]["version"])
-                copied.images.update(said.get("images", {}).get("server", [None]))
+                copied.engines.update(said["engine"]["version"].split(", "))
+                copied.images.update(said.get("images", {"server": [None]})["server"])
         os.fsync(descriptor)  # before a server on another node opens the file
     finally:
         os.close(descriptor)
@@ -80,7 +81,7 @@ def _matches(
 ) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
     """Copy what one verified shard has of the wanted samples, and take it off `wanted`: position, receipt, what was said of its shard."""
     try:
-        source, checksums, said = _open(run, shard_id, capture_key=target.header.metadata["capture_key"])
+        source, checksums, said = _open(run, shard_id, target=target)
         for number, (receipt, checksum) in enumerate(zip(said["samples"], checksums, strict=True)):
             for index in list(wanted.get((receipt["ids_hash"], receipt["rows"]), [])):
                 if _copy(source, number, target, index, descriptor, checksum=checksum, receipt=receipt):
@@ -89,36 +90,47 @@ def _matches(
                     yield index, {**receipt, **moved}, said
         for key in [key for key, left in wanted.items() if not left]:
             del wanted[key]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, UserError) as error:
+    except Exception as error:  # whatever a file holds that is not as verified: the rows can be captured
         print(f"nothing more is copied from shard {shard_id}: {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def _open(run: Path, shard_id: str, *, capture_key: str) -> tuple[Shard, list[str], dict[str, Any]]:
-    """A verified shard, the checksum of each of its samples as verification found it, and its receipts."""
+def _open(run: Path, shard_id: str, *, target: Shard) -> tuple[Shard, list[str], dict[str, Any]]:
+    """A verified shard of the same capture, the checksum of each of its samples as verification found it, and its receipts.
+
+    Raises:
+        UserError: it is not what was verified, or of another capture; other errors where a file is none.
+    """
     verified = json.loads((run / "verified" / f"{shard_id}.json").read_bytes())
     if sealed(verified) != verified:
         raise UserError("what verification found of it was changed since")
     source = Shard(run / "shards" / f"{shard_id}.safetensors")
-    found = (source.header.metadata["capture_key"], source.header.metadata["shard_id"], source.header.size)
-    expected = (capture_key, shard_id, verified["bytes"])
+    found = (source.header.metadata["capture_key"], source.header.metadata["shard_id"], source.header.size, _layout(source))
+    expected = (target.header.metadata["capture_key"], shard_id, verified["bytes"], _layout(target))
     if found != expected:
-        raise UserError(f"expected capture key, shard id and bytes {expected}, found {found}")
+        raise UserError(f"expected capture key, shard id, bytes and rows {expected}, found {found}")
     said = json.loads((run / "shards" / f"{shard_id}.receipts.json").read_bytes())
-    said["engine"]["version"]  # noqa: B018 (must be there)
+    images = said.get("images", {"server": [None]})["server"]
+    if not isinstance(said["engine"]["version"], str) or not isinstance(images, list) or not all(isinstance(i, str | None) for i in images):
+        raise UserError(f"its receipts name engine {said['engine']} and images {images}, expected a version and a list of names")
     return source, [sample["checksum"] for sample in verified["samples"]], said
+
+
+def _layout(shard: Shard) -> list[tuple[str, list[int]]]:
+    """Dtype and shape of a row, of both states."""
+    return [(dtype, list(shape[1:])) for dtype, shape, *_ in (shard.header.tensors[name] for name in shard.header.states())]
 
 
 def _copy(source: Shard, number: int, target: Shard, index: int, descriptor: int, *, checksum: str, receipt: dict[str, Any]) -> bool:
     """Copy one sample's rows; False where its ids or bytes are not what they should be."""
     (begin, end), (first, stop) = source.rows(number), target.rows(index)
     if end - begin != stop - first or (source.input_ids[begin:end] != target.input_ids[first:stop]).any():
+        print(f"sample {receipt['sample_id']} is not copied from {source.path}: there it has other ids", file=sys.stderr)
         return False
-    rows = [source.row_bytes(tensor, begin, end) for tensor in source.header.states()]
+    rows = [_read(source.path, at + begin * width, (end - begin) * width) for at, width in source.header.states().values()]
     found = sample_checksum(*rows)
     if not found == checksum == receipt["checksum"]:
         print(
-            f"sample {receipt['sample_id']} is captured again: in shard {source.path} expected checksum {checksum}, found {found}",
-            file=sys.stderr,
+            f"sample {receipt['sample_id']} is not copied from {source.path}: expected checksum {checksum}, found {found}", file=sys.stderr
         )
         return False
     for (start, width), data in zip(target.header.states().values(), rows, strict=True):
@@ -127,3 +139,16 @@ def _copy(source: Shard, number: int, target: Shard, index: int, descriptor: int
             written = os.pwrite(descriptor, left, at)
             at, left = at + written, left[written:]
     return True
+
+
+def _read(path: Path, begin: int, size: int) -> bytes:
+    """Bytes of a file: read rather than mapped, so that one that shrinks meanwhile, or a bad disk, is an error and not the end."""
+    with open(path, "rb", buffering=0) as file:
+        parts = []
+        while size:
+            part = os.pread(file.fileno(), size, begin)
+            if not part:
+                raise OSError(f"{path} ends at byte {begin}, {size} bytes early")
+            parts.append(part)
+            begin, size = begin + len(part), size - len(part)
+    return b"".join(parts)

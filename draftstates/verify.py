@@ -14,7 +14,7 @@ from draftstates import ids
 from draftstates.alignment import Rounding, check_alignment
 from draftstates.checks import Finding, Scan, check_checksum, check_header, check_layout, check_receipt, scan_sample
 from draftstates.containers import present_image
-from draftstates.errors import CAPTURE_ANEW, UserError
+from draftstates.errors import CAPTURE_ANEW, ShardRefused, UserError
 from draftstates.model import Head, read_head
 from draftstates.prefixes import Limits, check_prefix
 from draftstates.probes import choose_probes
@@ -41,7 +41,7 @@ def verify_shard(
         the content of `verified/<shard id>.json`: the file's checksum, each sample's, and figures.
 
     Raises:
-        UserError: names each sample at fault, the check that it failed, and what to do.
+        ShardRefused: names each sample at fault, the check that it failed, and what to do.
     """
     entry = _planned(plan, shard_id)
     file, again, said = _open(shard), _open(probe), _read_receipts(receipts)
@@ -57,7 +57,7 @@ def verify_shard(
     head = read_head(model, final_norm=plan["capture"]["final_norm"])
     misaligned, share = _check_alignment(file, said["samples"], head=head, rounding=rounding)
     moved, typical = _check_prefixes(file, again, said["probes"], limits=Limits.of(rounding))
-    _refuse(findings + misaligned + moved, shard)
+    _refuse(findings + misaligned + moved, shard, receipts=said["samples"])
     return sealed(
         {
             "format": FORMAT,
@@ -136,19 +136,22 @@ def _check_structure(
     ):
         if expected != found:
             findings.append(Finding(check="counts", sample_id=None, detail=f"expected {what} {expected}, found {found}"))
-    return findings or list(_check_probe_choice(file, again, said["probes"], checks=plan["checks"]))
+    return findings or list(_check_probe_choice(file, again, said, checks=plan["checks"]))
 
 
-def _check_probe_choice(file: Shard, again: Shard, probes: Sequence[Mapping[str, Any]], *, checks: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_probe_choice(file: Shard, again: Shard, said: Mapping[str, Any], *, checks: Mapping[str, Any]) -> Iterator[Finding]:
     """The samples that were captured again must be those that the key chooses, and no fewer than the plan asks for."""
+    probes = said["probes"]
+    copied = [index for index, receipt in enumerate(said["samples"]) if receipt.get("copied_from")]
     names, offsets = file.header.sample_ids, file.offsets.tolist()
     lengths = [end - first for first, end in zip(offsets, offsets[1:], strict=False)]
     shard_id = file.header.metadata["shard_id"]
-    asked = choose_probes(names, lengths, shard_id=shard_id, fraction=checks["probe_fraction"], minimum=checks["probe_minimum"])
+    key = {"shard_id": shard_id, "copied": copied}
+    asked = choose_probes(names, lengths, fraction=checks["probe_fraction"], minimum=checks["probe_minimum"], **key)
     if len(probes) < len(asked):
         detail = f"{len(probes)} samples were captured again, the plan asks for {len(asked)} (checks.probe_fraction, probe_minimum)"
         yield Finding(check="prefix", sample_id=None, detail=detail)
-    chosen = choose_probes(names, lengths, shard_id=shard_id, fraction=0, minimum=len(probes))
+    chosen = choose_probes(names, lengths, fraction=0, minimum=len(probes), **key)
     for number, (position, rows) in enumerate(chosen):
         first, end = again.rows(number)
         start = offsets[position]
@@ -207,9 +210,11 @@ def _verified(file: Shard, index: int, scan: Scan) -> dict[str, Any]:
     return {"sample_id": file.header.sample_ids[index], "rows": end - first, "supervised": supervised, "checksum": scan.checksum}
 
 
-def _refuse(findings: Sequence[Finding], shard: Path) -> None:
+def _refuse(findings: Sequence[Finding], shard: Path, *, receipts: Sequence[Mapping[str, Any]] = ()) -> None:
     if not findings:
         return
+    faulty = {finding.sample_id for finding in findings}
+    origins = frozenset(receipt["copied_from"] for receipt in receipts if receipt["sample_id"] in faulty and receipt.get("copied_from"))
     lines = [f"  {finding}" for finding in findings[:_SHOWN]]
     if len(findings) > _SHOWN:
         lines.append(f"  … and {len(findings) - _SHOWN} more")
@@ -217,4 +222,9 @@ def _refuse(findings: Sequence[Finding], shard: Path) -> None:
     advice = f"Delete {shard} and run again to capture it anew."
     if samples:
         advice += " To go on without a sample that fails again, add its id to `exclude` in the configuration."
-    raise UserError("\n".join([f"{shard}: {len(findings)} faults in {samples} samples:", *lines, advice]))
+    if origins:
+        advice += (
+            f" Samples at fault were copied from {', '.join(sorted(origins))}: nothing is copied from there any more, and what a manifest"
+            " of before says of them is in doubt too."
+        )
+    raise ShardRefused("\n".join([f"{shard}: {len(findings)} faults in {samples} samples:", *lines, advice]), origins=origins)

@@ -32,6 +32,7 @@ def main() -> None:
         tokens_in_flight=settings["extract"]["tokens_in_flight"],
         probe_fraction=settings["checks"]["probe_fraction"],
         probe_minimum=settings["checks"]["probe_minimum"],
+        reuse=settings["extract"]["reuse"],
     )
     planned = [shard["shard_id"] for shard in read_plan(arguments.plan)["shards"]]
     check_free(arguments.output.parent, shard_bytes(spec=spec, samples=len(tokens.sample_ids), tokens=len(tokens.input_ids)))

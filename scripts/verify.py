@@ -9,6 +9,7 @@ from pathlib import Path
 
 from draftstates.building import publish_text
 from draftstates.cli import run
+from draftstates.errors import ShardRefused
 from draftstates.plan import read_plan
 from draftstates.verify import verify_shard
 
@@ -27,15 +28,20 @@ def main() -> None:
 
     arguments.output.unlink(missing_ok=True)  # what an earlier file was found to be says nothing of this one
     start = time.monotonic()
-    verified = verify_shard(
-        arguments.shard_id,
-        plan=read_plan(arguments.plan),
-        model=arguments.model,
-        shard=arguments.shard,
-        probe=arguments.probe,
-        receipts=arguments.receipts,
-        threads=arguments.threads,
-    )
+    try:
+        verified = verify_shard(
+            arguments.shard_id,
+            plan=read_plan(arguments.plan),
+            model=arguments.model,
+            shard=arguments.shard,
+            probe=arguments.probe,
+            receipts=arguments.receipts,
+            threads=arguments.threads,
+        )
+    except ShardRefused as refused:
+        for origin in refused.origins:  # or the same rows would be copied again, however often this shard is deleted
+            arguments.output.with_name(f"{Path(origin).name}.json").unlink(missing_ok=True)
+        raise
     seconds = time.monotonic() - start
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     publish_text(json.dumps(verified, indent=1) + "\n", arguments.output)

@@ -98,11 +98,13 @@ def planned(folder: Path, lengths: list[int], *, target: int = 1) -> Path:
     return path
 
 
-def extract(tmp_path: Path, faults: dict[int, dict] | None = None, lengths: tuple = (3, 9, 6), *, target: int = 1) -> tuple[StandIn, Path]:
+def extract(
+    tmp_path: Path, faults: dict[int, dict] | None = None, lengths: tuple = (3, 9, 6), *, target: int = 1, reuse: bool = True
+) -> tuple[StandIn, Path]:
     stand_in, path = StandIn(tmp_path, faults), planned(tmp_path, list(lengths), target=target)
     tokens = read_tokens(path, shard_id=path.stem)
     output = tmp_path / "shards" / f"{path.stem}.safetensors"
-    options = ExtractOptions(probe_minimum=1)
+    options = ExtractOptions(probe_minimum=1, reuse=reuse)
 
     def action(endpoint: Endpoint) -> None:
         extract_shard(tokens, spec=SPEC, endpoint=endpoint, engine="x", options=options, output=output, planned=[])
@@ -162,6 +164,7 @@ def test_one_sample_more_costs_that_sample_and_the_probes(tmp_path: Path) -> Non
     said = json.loads(companions(new)[1].read_text())
     probe = [entry["rows"] for entry in said["probes"]]
     assert sorted(stand_in.lengths) == sorted([20, *probe])
+    assert [entry["position"] for entry in said["probes"]] == [1], "the new sample is probed"
     assert [(s["rows"], s.get("copied_from")) for s in said["samples"]] == [
         (3, output.stem),
         (20, None),
@@ -169,6 +172,15 @@ def test_one_sample_more_costs_that_sample_and_the_probes(tmp_path: Path) -> Non
         (6, output.stem),
     ]
     assert [s["first_row"] for s in said["samples"]] == [0, 3, 23, 32]
+
+
+def test_without_reuse_every_row_is_captured_again(tmp_path: Path) -> None:
+    _, output = extract(tmp_path)
+    mark_verified(output)
+    stand_in, new = extract(tmp_path, target=0, reuse=False)
+    said = json.loads(companions(new)[1].read_text())
+    assert sorted(stand_in.lengths) == sorted([3, 9, 6, *(entry["rows"] for entry in said["probes"])])
+    assert not any("copied_from" in sample for sample in said["samples"])
 
 
 def test_another_mask_costs_the_probes_alone(tmp_path: Path) -> None:

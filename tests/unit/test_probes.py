@@ -41,5 +41,18 @@ def test_prefixes_are_of_every_length_and_cheap_in_long_samples() -> None:
     assert sum(rows) / len(rows) < 0.02 * length
 
 
+def test_of_a_shard_with_copied_rows_the_others_are_probed_first() -> None:
+    """Copied rows were probed where they were captured; what is new in this shard would else hardly ever be."""
+    names, lengths = _names(1000), [100] * 1000
+    new = {17, 400}
+    few = choose_probes(names, lengths, shard_id="a", fraction=0.01, minimum=3, copied=set(range(1000)) - new)
+    assert len(few) == 3
+    assert new < {position for position, _ in few}
+    half = choose_probes(names, lengths, shard_id="a", fraction=0.01, minimum=3, copied=range(500))
+    assert len(half) == 5
+    assert all(position >= 500 for position, _ in half)
+    assert len(choose_probes(names, lengths, shard_id="a", fraction=0.01, minimum=3, copied=range(1000))) == 3
+
+
 def test_a_sample_that_is_shorter_than_a_prefix_is_captured_again_whole() -> None:
     assert choose_probes(["a", "b"], [5, 1], shard_id="a", fraction=1, minimum=3) == [(0, 5), (1, 1)]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from captured import Captured, Files, capture, tiny_model, write
 
-from draftstates import ids, shards
+from draftstates import ids, reuse, shards
 from draftstates.reuse import copy_captured
 from draftstates.verify import verify_shard
 
@@ -98,6 +98,24 @@ def test_states_of_another_capture_are_not_copied(captured: Captured, old: Files
     assert "expected capture key" in capsys.readouterr().err
 
 
+def test_rows_of_another_width_are_not_copied_whatever_key_they_have(
+    captured: Captured, old: Files, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    new = successor(captured, tmp_path, stored_dtype="float32")
+    keys = [header.metadata["capture_key"].encode() for header in (new.header, shards.read_header(old.shard))]
+    new.path.write_bytes(new.path.read_bytes().replace(*keys))
+    before = new.path.read_bytes()
+    assert copy_captured(new.path, run=tmp_path, planned=[]).receipts == {}
+    assert new.path.read_bytes() == before
+    assert "bytes and rows" in capsys.readouterr().err
+
+
+def test_a_shard_that_shrinks_while_it_is_read_is_an_error_and_not_the_end(old: Files) -> None:
+    size = old.shard.stat().st_size
+    with pytest.raises(OSError, match=r"ends at byte \d+, 10 bytes early"):
+        reuse._read(old.shard, size - 90, 100)
+
+
 @pytest.mark.parametrize("tensor", ["hidden_states", "final_hidden_state"])
 def test_a_sample_with_a_flipped_bit_is_left_to_capture(
     captured: Captured, old: Files, tmp_path: Path, capsys: pytest.CaptureFixture, tensor: str
@@ -111,7 +129,7 @@ def test_a_sample_with_a_flipped_bit_is_left_to_capture(
     copied = copy_captured(new.path, run=tmp_path, planned=[]).receipts
     missing = set(range(len(new))) - set(copied)
     assert missing == {len(new) - 3, len(new) - 1 - 4}
-    assert f"sample {captured.names[4]} is captured again" in capsys.readouterr().err
+    assert f"sample {captured.names[4]} is not copied from {old.shard}: expected checksum" in capsys.readouterr().err
 
 
 def test_the_same_hash_of_other_ids_is_not_taken_for_the_same_ids(captured: Captured, old: Files, tmp_path: Path) -> None:
@@ -133,6 +151,10 @@ def claim(path: Path) -> None:
     path.write_text(json.dumps(found))
 
 
+def change(path: Path, **fields: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
 @pytest.mark.parametrize(
     ("part", "damage"),
     [
@@ -142,6 +164,10 @@ def claim(path: Path) -> None:
         ("receipts", cut),
         ("receipts", lambda path: path.write_text("[]")),
         ("receipts", lambda path: path.write_text('{"samples": [{}], "engine": {"version": "x"}}')),
+        ("receipts", lambda path: change(path, engine={"version": None})),
+        ("receipts", lambda path: change(path, images=None)),
+        ("receipts", lambda path: change(path, images={"server": [5]})),
+        ("receipts", lambda path: path.write_text("[" * 100_000)),
         ("verified", claim),
         ("verified", lambda path: path.write_text("{}")),
         ("verified", lambda path: path.write_bytes(b"\xff\x00")),

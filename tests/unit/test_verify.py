@@ -339,6 +339,26 @@ def test_the_command_writes_what_it_verified_and_nothing_for_a_bad_shard(
     assert list((tmp_path / "verified").iterdir()) == []
 
 
+def test_what_a_faulty_sample_was_copied_from_is_named_and_never_copied_from_again(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the same rows would come back, however often the shard is deleted."""
+    captured = capture(model)
+    files = write(captured, tmp_path)
+    faulty, whole = [position for position in range(12) if position not in dict(captured.probes)][:2]
+    origins = {faulty: "0" * 32, whole: "1" * 32}
+    files.change_receipts(lambda said: [said["samples"][position].update(copied_from=origin) for position, origin in origins.items()])
+    assert _verify(files)
+    files.change_receipts(lambda said: said["samples"][faulty].update(top=said["samples"][faulty]["top"][:4] + [[1, -1.0]]))
+    (tmp_path / "verified").mkdir()
+    for origin in origins.values():
+        (tmp_path / "verified" / f"{origin}.json").write_text("{}")
+    with pytest.raises(SystemExit) as end:
+        _command(files, tmp_path, monkeypatch)
+    assert f"copied from {origins[faulty]}: nothing is copied from there any more" in str(end.value.code)
+    assert [path.stem for path in (tmp_path / "verified").iterdir()] == [origins[whole]]
+
+
 def test_figures_do_not_depend_on_the_number_of_threads(model: Path, tmp_path: Path) -> None:
     files = write(capture(model), tmp_path)
     before = torch.get_num_threads()
