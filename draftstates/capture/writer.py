@@ -114,7 +114,13 @@ class Writers:
         hidden, final = memoryview(job.hidden.numpy()), memoryview(job.final.numpy())
         row = job.destination.first_row + job.start
         pieces = [*_pieces("hidden_states", row, hidden, job.rows), *_pieces("final_hidden_state", row, final, job.rows)]
-        writes = [self._pool.submit(job.file.write, *piece) for piece in pieces]
+        small = len(hidden) + len(final) <= _PIECE_BYTES  # not worth a thread's waking
+        writes = []
+        for piece in pieces:
+            if small:
+                job.file.write(*piece)
+            else:
+                writes.append(self._pool.submit(job.file.write, *piece))
         try:
             progress.hidden.update(hidden)
             progress.final.update(final)
