@@ -31,7 +31,6 @@ from bench_servers import bench_spec, lease_servers, own_servers, turn
 from memory_watch import MemoryWatch
 from server_harness import CPU_FLAGS, Running
 
-from draftstates.capture_spec import torch_dtype
 from draftstates.client import CaptureFailed, Client, Work
 from draftstates.extract import ExtractOptions, ShardTokens, lay_out
 
@@ -123,9 +122,7 @@ def capture(servers: list[Running], samples: list[np.ndarray], limit: int, folde
 
 def shards_of(servers: list[Running], samples: list[np.ndarray]) -> int:
     """How many shards of some 8 GB each server's part of the samples makes."""
-    spec = servers[0].spec
-    row = spec.hidden_size * (len(spec.residual_layers) + 1) * torch_dtype(spec.stored_dtype).itemsize
-    return max(1, round(sum(map(len, samples)) * row / len(servers) / _SHARD_BYTES))
+    return max(1, round(sum(map(len, samples)) * servers[0].spec.row_bytes / len(servers) / _SHARD_BYTES))
 
 
 def lay_out_shards(server: Running, samples: list[np.ndarray], folder: Path, shards: int) -> tuple[list[Work], dict[Path, int]]:
@@ -196,15 +193,15 @@ def main() -> None:
         stack.enter_context(turn(arguments.turn))
         trees = {name: server.process.pid for name, (server, *_) in servers.items() if server.process}
         watch = stack.enter_context(MemoryWatch(trees))
-        for mix in arguments.mix or [Mix(20, 400, 64)]:
-            measured = run_mix(mix, servers, targets, arguments, vocabulary=config["vocab_size"])
-            arguments.native = 0  # once is enough: the native path is slow
+        for number, mix in enumerate(arguments.mix or [Mix(20, 400, 64)]):
+            native = 0 if number else arguments.native  # once is enough: that path is slow
+            measured = run_mix(mix, servers, targets, arguments, vocabulary=config["vocab_size"], native=native)
             print(table(mix, measured), flush=True)
         print(json.dumps({"memory": watch.summary()}), flush=True)
 
 
 def run_mix(
-    mix: Mix, servers: dict[str, list[Running]], targets: dict[str, str], arguments: argparse.Namespace, *, vocabulary: int
+    mix: Mix, servers: dict[str, list[Running]], targets: dict[str, str], arguments: argparse.Namespace, *, vocabulary: int, native: int
 ) -> dict:
     limit = arguments.tokens_in_flight
     modes = {name: lambda samples, name=name: plain(servers[name], samples, limit) for name in ("plain", "graphs") if name in servers}
@@ -223,8 +220,8 @@ def run_mix(
         names = list(modes)
         for name in names[repeat % len(names) :] + names[: repeat % len(names)]:
             record(measured, name, samples, modes[name](samples), repeat)
-    if arguments.native:
-        samples = mix.samples(vocabulary=vocabulary, seed=99, count=arguments.native)
+    if native:
+        samples = mix.samples(vocabulary=vocabulary, seed=99, count=native)
         record(measured, "native", samples, plain(servers["plain"], samples, limit, NativeClient), 0)
     return measured
 

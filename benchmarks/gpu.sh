@@ -28,6 +28,7 @@ kernels="--attention-backend triton --sampling-backend pytorch --grammar-backend
 room="--chunked-prefill-size 16384 --max-total-tokens 140000 --mem-fraction-static 0.88"
 
 dummy="--load-format dummy"
+both="--root / --to shm=/dev/shm/draftstates-bench --to disk=$work"
 mixes="$(printf -- '--mix %s ' ${MIXES:-200-4000x384 16384-32768x16}) --native ${NATIVE:-8}"
 short="--mix ${SHORT:-200-4000x384} --native 0"
 bench() { # LABEL MODEL SERVER_FLAGS [options of capture.py]
@@ -73,14 +74,14 @@ stage() {
     rm $work/dd
     ;;
   check) check check test_capture_on_gpu.py ;;
-  dense) bench dense "$dest/models/qwen3-8b" "$dummy" --root / --to shm=/dev/shm/draftstates-bench --to disk=$work $mixes ${PROFILE---profile} ;;
-  mla) bench mla "$dest/models/dsv2-lite" "$dummy" --root / --to shm=/dev/shm/draftstates-bench --to disk=$work $mixes ${PROFILE---profile} ;;
+  dense) bench dense "$dest/models/qwen3-8b" "$dummy" $both $mixes ${PROFILE---profile} ;;
+  mla) bench mla "$dest/models/dsv2-lite" "$dummy" $both $mixes ${PROFILE---profile} ;;
   graphs) bench graphs "$dest/models/qwen3-8b" "$dummy" --root / --graphs "$kernels $room $dummy" $short ;;
   check2) check check2 test_two_gpus.py ;;
-  tp2) bench tp2 "$dest/models/qwen3-8b" "$dummy --tensor-parallel-size 2" --root / --to disk=$work --to shm=/dev/shm/draftstates-bench $short ;;
+  tp2) bench tp2 "$dest/models/qwen3-8b" "$dummy --tensor-parallel-size 2" $both $short ;;
   dp2)
     bench dp2 "$dest/models/dsv2-lite" "$dummy --tensor-parallel-size 2 --data-parallel-size 2 --enable-dp-attention" \
-      --root / --to disk=$work --to shm=/dev/shm/draftstates-bench $short
+      $both $short
     ;;
   replicas)
     random_8b
@@ -101,7 +102,7 @@ stage() {
     cp /dev/shm/draftstates-workflow/{snakemake,serve}.log "$out/"
     ;;
   *)
-    sed -n '2,17p' "$0"
+    sed -n '2,13p' "$0"
     exit 2
     ;;
   esac

@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from draftstates import ids
 from draftstates.errors import UserError
 from draftstates.shards import Shard, sample_checksum
@@ -63,7 +65,7 @@ def copy_captured(shard: Path, *, run: Path, planned: Collection[str]) -> Copied
             for index, receipt, said in _matches(run, shard_id, target, wanted, descriptor):
                 copied.receipts[index] = receipt
                 copied.engines.update(said["engine"]["version"].split(", "))
-                copied.images.update(said.get("images", {"server": [None]})["server"])
+                copied.images.update(_images(said))
         os.fsync(descriptor)  # before a server on another node opens the file
     finally:
         os.close(descriptor)
@@ -109,10 +111,14 @@ def _open(run: Path, shard_id: str, *, target: Shard) -> tuple[Shard, list[str],
     if found != expected:
         raise UserError(f"expected capture key, shard id, bytes and rows {expected}, found {found}")
     said = json.loads((run / "shards" / f"{shard_id}.receipts.json").read_bytes())
-    images = said.get("images", {"server": [None]})["server"]
+    images = _images(said)
     if not isinstance(said["engine"]["version"], str) or not isinstance(images, list) or not all(isinstance(i, str | None) for i in images):
         raise UserError(f"its receipts name engine {said['engine']} and images {images}, expected a version and a list of names")
     return source, [sample["checksum"] for sample in verified["samples"]], said
+
+
+def _images(said: dict[str, Any]) -> list[str | None]:
+    return said.get("images", {"server": [None]})["server"]
 
 
 def _layout(shard: Shard) -> list[tuple[str, list[int]]]:
@@ -141,14 +147,9 @@ def _copy(source: Shard, number: int, target: Shard, index: int, descriptor: int
     return True
 
 
-def _read(path: Path, begin: int, size: int) -> bytes:
+def _read(path: Path, begin: int, size: int) -> np.ndarray:
     """Bytes of a file: read rather than mapped, so that one that shrinks meanwhile, or a bad disk, is an error and not the end."""
-    with open(path, "rb", buffering=0) as file:
-        parts = []
-        while size:
-            part = os.pread(file.fileno(), size, begin)
-            if not part:
-                raise OSError(f"{path} ends at byte {begin}, {size} bytes early")
-            parts.append(part)
-            begin, size = begin + len(part), size - len(part)
-    return b"".join(parts)
+    data = np.fromfile(path, np.uint8, count=size, offset=begin)
+    if len(data) < size:
+        raise OSError(f"{path} ends at byte {begin + len(data)}, {size - len(data)} bytes early")
+    return data

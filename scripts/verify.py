@@ -43,7 +43,6 @@ def main() -> None:
             arguments.output.with_name(f"{Path(origin).name}.json").unlink(missing_ok=True)
         raise
     seconds = time.monotonic() - start
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
     publish_text(json.dumps(verified, indent=1) + "\n", arguments.output)
     print(f"{json.dumps(verified['figures'])}, {seconds:.1f} s, {verified['bytes'] / seconds / 1e9:.2f} GB/s", file=sys.stderr)
 

@@ -48,7 +48,7 @@ class LocalServer:
         held: tuple[int, ...] = (),
     ) -> None:
         self.log = settings.log_of(replica)
-        port = _free_port(host)
+        port = free_port(host)
         self.url = f"http://{host}:{port}"
         values = {"{host}": host, "{port}": str(port), "{key_config}": str(key_config), "{replica}": str(replica)}
         command = server_command(settings, values)
@@ -150,7 +150,8 @@ def gpus_of(settings: ServerSettings, replica: int) -> dict[str, str]:
     return {_GPUS: ",".join(gpus[replica * each : (replica + 1) * each])}
 
 
-def _free_port(host: str) -> int:
+def free_port(host: str) -> int:
+    """A port of `host` that nothing listens on, outside the range that outgoing connections take theirs from."""
     while True:
         port = random.SystemRandom().randrange(*_PORTS)
         with socket.socket() as probe:

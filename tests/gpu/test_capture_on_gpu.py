@@ -24,7 +24,7 @@ from server_harness import Running, capture, random_ids, serve, spec_for  # noqa
 
 from draftstates import ids, parity  # noqa: E402
 from draftstates.alignment import Rounding, check_alignment  # noqa: E402
-from draftstates.extract import ExtractOptions, ShardTokens, extract_shard  # noqa: E402
+from draftstates.extract import ExtractOptions, ShardTokens, companions, extract_shard  # noqa: E402
 from draftstates.model import read_head  # noqa: E402
 from draftstates.verify import verify_shard  # noqa: E402
 
@@ -133,8 +133,8 @@ def test_a_shard_with_every_prefix_captured_again_passes_verification(running: R
         "shards": [{"shard_id": tokens.shard_id, "samples": len(samples), "tokens": len(tokens.input_ids)}],
         "checks": {"probe_fraction": options.probe_fraction, "probe_minimum": options.probe_minimum},
     }
-    files = {"shard": output, "probe": output.with_suffix(".probe.safetensors"), "receipts": output.with_suffix(".receipts.json")}
-    verified = verify_shard(tokens.shard_id, plan=plan, model=running.model, threads=4, **files)
+    probe, receipts = companions(output)
+    verified = verify_shard(tokens.shard_id, plan=plan, model=running.model, shard=output, probe=probe, receipts=receipts, threads=4)
     print("verified with every prefix:", json.dumps(verified["figures"]))
     assert verified["figures"]["probes"] == len(samples)
 

@@ -4,9 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +19,7 @@ from draftstates import model, shards
 from draftstates.capture.settings import CaptureSettings
 from draftstates.capture_spec import CaptureSpec
 from draftstates.client import Captured, Client, Endpoint, Work
+from draftstates.server.launchers import free_port
 
 START_SECONDS = int(os.environ.get("DRAFTSTATES_START_SECONDS", "180"))
 CPU_FLAGS = [
@@ -72,7 +71,7 @@ def serve(
     log_folder: Path | None = None,
 ) -> Iterator[Running]:
     """Start SGLang on `folder` (a model) so that it captures `spec` below `root`; end its whole process group afterwards."""
-    port, log = free_port(), (log_folder or root.parent) / f"server-{uuid.uuid4().hex[:6]}.log"
+    port, log = free_port("127.0.0.1"), (log_folder or root.parent) / f"server-{uuid.uuid4().hex[:6]}.log"
     settings = CaptureSettings(
         root=root, residual_layers=spec.residual_layers, final_norm=spec.final_norm, stored_dtype=spec.stored_dtype, **queue
     )
@@ -92,15 +91,6 @@ def serve(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def free_port() -> int:
-    """A port below those that the system gives to outgoing connections: one of them could take it while the server still loads."""
-    while True:
-        port = random.SystemRandom().randrange(20000, 32000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def wait_until_ready(url: str, process: subprocess.Popen, log: Path) -> None:
