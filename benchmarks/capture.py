@@ -214,7 +214,7 @@ def run_mix(
     for run in modes.values():
         run(warm)
     if arguments.profile:
-        show_profile(modes, servers, targets, warm)
+        show_profile(modes, servers, targets, warm, arguments.logs)
     for repeat in range(arguments.repeats):
         samples = mix.samples(vocabulary=vocabulary, seed=repeat)
         names = list(modes)
@@ -226,9 +226,9 @@ def run_mix(
     return measured
 
 
-def show_profile(modes: dict, servers: dict[str, list[Running]], targets: dict[str, str], samples: list[np.ndarray]) -> None:
-    """The GPU's time with and without capture, in passes of their own: a profile slows what it looks at."""
-    with tempfile.TemporaryDirectory() as folder:
+def show_profile(modes: dict, servers: dict[str, list[Running]], targets: dict[str, str], samples: list[np.ndarray], logs: Path | None) -> None:
+    """The GPU's time with and without capture, in passes of their own: a profile slows what it looks at. Traces stay with the logs."""
+    with tempfile.TemporaryDirectory() if logs is None else contextlib.nullcontext(tempfile.mkdtemp(prefix="traces-", dir=logs)) as folder:
         pairs = {"plain": "plain", "capture": f"capture:{next(iter(targets))}"}
         traces = [
             gpu_profile.record(servers[name][0].endpoint.url, Path(folder) / name, lambda mode=mode: modes[mode](samples))

@@ -7,8 +7,8 @@
 # where it is unpacked; OUT gets results and logs.
 # Stages: install; fill (hand out the machine's memory); disk (its write rate); check (tests/gpu); dense and mla (plain, capture to
 # /dev/shm and to disk, native; a profile; 200 to 4000 tokens, then 16k to 32k in chunks); graphs (what prefill graphs are worth);
-# workflow (the whole `snakemake` run). On two GPUs: check2; tp2 (tensor parallel); dp2 (data parallel attention); replicas (two servers
-# behind one lease, to /dev/shm and to disk). `dense+mla` starts both at once, each on a GPU of its own, and measures one after the other.
+# workflow (the whole `snakemake` run). On two GPUs: check2; tp2 (tensor parallel); dp2 (data parallel attention); replicas_shm and
+# replicas_disk (two servers behind one lease). `dense+mla` starts both at once, each on a GPU of its own, and measures one after the other.
 # REPEATS (3), NATIVE (8 requests of the native path), PROFILE (--profile), MIXES, SHORT, LIMIT and TURN may be set. A stage that fails
 # does not stop the next.
 set -u
@@ -83,9 +83,12 @@ stage() {
     bench dp2 "$dest/models/dsv2-lite" "$dummy --tensor-parallel-size 2 --data-parallel-size 2 --enable-dp-attention" \
       $both $short
     ;;
-  replicas)
+  replicas_shm)
     random_8b
     bench replicas_shm /dev/shm/qwen3_8b "" --root /dev/shm --to shm=shm $short --lease 2
+    ;;
+  replicas_disk)
+    random_8b
     bench replicas_disk /dev/shm/qwen3_8b "" --root /tmp --to disk=disk $short --lease 2
     ;;
   workflow)
