@@ -226,15 +226,17 @@ def run_mix(
     return measured
 
 
-def show_profile(modes: dict, servers: dict[str, list[Running]], targets: dict[str, str], samples: list[np.ndarray], logs: Path | None) -> None:
-    """The GPU's time with and without capture, in passes of their own: a profile slows what it looks at. Traces stay with the logs."""
-    with tempfile.TemporaryDirectory() if logs is None else contextlib.nullcontext(tempfile.mkdtemp(prefix="traces-", dir=logs)) as folder:
-        pairs = {"plain": "plain", "capture": f"capture:{next(iter(targets))}"}
-        traces = [
-            gpu_profile.record(servers[name][0].endpoint.url, Path(folder) / name, lambda mode=mode: modes[mode](samples))
-            for name, mode in pairs.items()
-        ]
-    print(gpu_profile.table(*traces), flush=True)
+def show_profile(
+    modes: dict, servers: dict[str, list[Running]], targets: dict[str, str], samples: list[np.ndarray], logs: Path | None
+) -> None:
+    """The GPU's time with and without capture, in passes of their own: a profile slows what it looks at. The traces are kept."""
+    folder = Path(tempfile.mkdtemp(prefix="traces-", dir=logs))
+    pairs = {"plain": "plain", "capture": f"capture:{next(iter(targets))}"}
+    traces = [
+        gpu_profile.record(servers[name][0].endpoint.url, folder / name, lambda mode=mode: modes[mode](samples))
+        for name, mode in pairs.items()
+    ]
+    print(f"{folder}:\n{gpu_profile.table(*traces)}", flush=True)
 
 
 def record(measured: dict[str, list[dict]], name: str, samples: list[np.ndarray], figures: dict, repeat: int) -> None:

@@ -88,17 +88,17 @@ def receipts_path(shard: Path) -> Path:
 
 
 class ReceiptReader:
-    """Follows a growing receipts file; a line that is not complete yet waits for the next look."""
+    """Follows a growing receipts file, by path or by open descriptor; a line that is not complete yet waits for the next look."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._at, self._rest = path, 0, b""
+    def __init__(self, file: Path | int) -> None:
+        self._file, self._at, self._rest = file, 0, b""
         self.synced_rows = 0
         self.copied_rows = 0
 
     def new(self) -> list[Receipt]:
         """Receipts appended since the last call. `synced_rows` and `copied_rows` are updated on the way."""
         try:
-            with open(self._path, "rb") as file:
+            with open(self._file, "rb", closefd=not isinstance(self._file, int)) as file:
                 file.seek(self._at)
                 data = file.read()
         except FileNotFoundError:

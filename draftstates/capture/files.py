@@ -18,7 +18,9 @@ _MOST_OPEN = 256
 
 
 class DestinationFile:
-    """One shard under construction.
+    """One shard under construction, filled by this process and perhaps by others: each data parallel rank has samples of its own.
+
+    What has been written is therefore read from the receipts, which all of them append to one file.
 
     Attributes:
         states: first byte and bytes per row of `hidden_states` and `final_hidden_state`.
@@ -30,17 +32,16 @@ class DestinationFile:
         self.states = header.states()
         self.rows = header.rows
         self._fd = os.open(path, os.O_WRONLY)
-        self._receipts = os.open(wire.receipts_path(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        before = wire.ReceiptReader(wire.receipts_path(path))
-        self._done = {wire.parse_rid(receipt.rid).first_row: receipt.rows for receipt in before.new()}
-        self._copied = before.copied_rows
+        self._receipts = os.open(wire.receipts_path(path), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._reader = wire.ReceiptReader(self._receipts)
+        self._written: dict[int, int] = {}  # rows by first row, as the sample's newest receipt says
         self._sealed = False
         self._lock = threading.Lock()
         weakref.finalize(self, _close, self._fd, self._receipts)
 
     def write(self, tensor: str, row: int, data: memoryview) -> None:
         """Put rows at their place and ask the kernel to start writing them back at once."""
-        if self._sealed:
+        if self._is_sealed():
             # the client may have given the file its final name; an abandoned attempt must not touch it
             raise RuntimeError("every row of this shard was captured and synced before")
         begin, width = self.states[tensor]
@@ -50,12 +51,17 @@ class DestinationFile:
             at += os.pwrite(self._fd, data[at - start :], at)
         _LIBC.sync_file_range(self._fd, ctypes.c_int64(start), ctypes.c_int64(end - start), _START_WRITE_BACK)
 
-    def finish_sample(self, first_row: int, receipt: wire.Receipt) -> bool:
-        """Append a sample's receipt; True when with it every row of the shard has been written."""
+    def finish_sample(self, receipt: wire.Receipt) -> bool:
+        """Append a sample's receipt; True where every row of the shard has then been written."""
+        os.write(self._receipts, receipt.line())
+        return self._is_sealed()
+
+    def _is_sealed(self) -> bool:
+        """Whether every row of the shard has been written at some time, whoever did it."""
         with self._lock:
-            self._done[first_row] = receipt.rows
-            os.write(self._receipts, receipt.line())
-            self._sealed = self._sealed or sum(self._done.values()) + self._copied == self.rows
+            for receipt in self._reader.new():
+                self._written[wire.parse_rid(receipt.rid).first_row] = receipt.rows
+                self._sealed = self._sealed or sum(self._written.values()) + self._reader.copied_rows == self.rows
             return self._sealed
 
     def sync(self) -> None:

@@ -51,16 +51,20 @@ def check_seams() -> None:
     require(LOGITS_OUTPUT, found=list(resolve(LOGITS_OUTPUT).__dataclass_fields__), needed=("customized_info",))
 
 
-def refuse_prefill_graphs() -> None:
+def check_server(*, pp_size: int, dp_size: int, nodes: int) -> None:
     """Called once the server's arguments are settled.
 
-    A replayed graph runs no Python, so the hooks on entry to a layer see nothing, and what it hands over lies in buffers that the
-    next replay overwrites, perhaps before they have been copied.
-
     Raises:
-        SystemExit: prefill graphs are on.
+        SystemExit: the server is of a kind that cannot be captured.
     """
+    if pp_size > 1:
+        refuse("it is pipeline parallel, and no rank sees all layers; use tensor or data parallel")
+    if dp_size > 1 and nodes > 1:
+        # they fill one shard together, and its last writer syncs what all have written: that takes one machine's page cache
+        refuse("its data parallel ranks are on several nodes; start a server of its own on each node")
     if not resolve(GRAPHS)("prefill", "disabled"):
+        # a replayed graph runs no Python, so the entry hooks see nothing, and what it hands over lies in buffers that the next replay
+        # overwrites, perhaps before they have been copied
         refuse("prefill graphs are on, and rows cannot be taken from a replayed one; add --cuda-graph-backend-prefill disabled")
 
 

@@ -38,9 +38,8 @@ class Recorder:
         from sglang.srt.runtime_context import get_parallel
 
         parallel = get_parallel()
-        if parallel.pp_size > 1:
-            raise SystemExit("draftstates: pipeline parallel servers cannot be captured; use tensor or data parallel")
-        plugin.refuse_prefill_graphs()
+        asked = runner.server_args
+        plugin.check_server(pp_size=parallel.pp_size, dp_size=asked.dp_size, nodes=asked.nnodes)
         settings = self._settings
         self._taps = taps.install(runner.model, layers=settings.residual_layers, final_norm=settings.final_norm)
         if parallel.attn_tp_rank != 0:

@@ -101,7 +101,7 @@ class Writers:
                 traceback.print_exc()
                 progress = samples.setdefault(job.destination.rid, _Progress(job.start))
                 progress.error = f"{type(error).__name__}: {error}"
-                job.file.finish_sample(job.destination.first_row, progress.receipt(job.destination.rid))
+                job.file.finish_sample(progress.receipt(job.destination.rid))
             finally:
                 job.block.release()
 
@@ -133,7 +133,7 @@ class Writers:
         progress.next += job.rows
         if progress.next < job.destination.rows:
             return
-        if job.file.finish_sample(job.destination.first_row, progress.receipt(job.destination.rid)):
+        if job.file.finish_sample(progress.receipt(job.destination.rid)):
             self._destinations.sync_later(job.file)
 
 

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -27,28 +27,27 @@ TENSOR = ["--tensor-parallel-size", "2"]
 DATA = [*TENSOR, "--data-parallel-size", "2", "--enable-dp-attention"]
 
 
-def start(folder: Path, root: Path, spec: CaptureSpec, flags: list[str]) -> Iterator[Running]:
+def start(folder: Path, root: Path, spec: CaptureSpec, flags: list[str]) -> AbstractContextManager[Running]:
     root.mkdir()
     flags = ["--chunked-prefill-size", "1024", *flags]
     return serve(spec, folder=folder, root=root, base_flags=FLAGS, flags=flags, queue={"queue_bytes": 1 << 30})
 
 
-@pytest.fixture(scope="module", params=["dense", "mla"])
-def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, CaptureSpec, Shard]:
+def alone(folder: Path, spec: CaptureSpec) -> Shard:
     """What one GPU captures."""
-    folder = gpu_models.make(request.param, tmp_path_factory.mktemp(request.param) / "model")
-    spec = spec_for(folder, layers=LAYERS, dtype="bfloat16")
-    with start(folder, folder.parent / "root", spec, []) as running:
+    with start(folder, folder.parent / "alone", spec, []) as running:
         shard, _, refused = capture(running, SAMPLES, tokens_in_flight=1 << 20)
         assert not refused
-    return request.param, folder, spec, shard
+    return shard
 
 
-@pytest.mark.parametrize(("flags", "writers"), [(TENSOR, 1), (DATA, 2)], ids=["tensor_parallel", "data_parallel_attention"])
-def test_two_gpus_capture_the_rows_of_one(alone: tuple, tmp_path: Path, flags: list[str], writers: int) -> None:
-    kind, folder, spec, expected = alone
-    if (kind, writers) in {("mla", 1), ("dense", 2)}:
-        pytest.skip("tensor parallel is tried on the dense shape, data parallel attention on MLA")
+@pytest.mark.parametrize(
+    ("kind", "flags", "writers"), [("dense", TENSOR, 1), ("mla", DATA, 2)], ids=["tensor_parallel", "data_parallel_attention"]
+)
+def test_two_gpus_capture_the_rows_of_one(tmp_path: Path, kind: str, flags: list[str], writers: int) -> None:
+    folder = gpu_models.make(kind, tmp_path / "model")
+    spec = spec_for(folder, layers=LAYERS, dtype="bfloat16")
+    expected = alone(folder, spec)
     with start(folder, tmp_path / "root", spec, flags) as running:
         shard, captured, refused = capture(running, SAMPLES, tokens_in_flight=1 << 20)
         assert not refused

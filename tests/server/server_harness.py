@@ -114,6 +114,7 @@ def capture(
     tokens_in_flight: int = 8192,
     endpoint: Endpoint | None = None,
     retries: int = 0,
+    sync_seconds: float = 60,
 ) -> tuple[shards.Shard, list[Captured], dict[int, str]]:
     """Capture `samples` (int32 ids each) into a new shard below the server's root: the shard, what was captured, what was refused."""
     path = new_shard(server, samples)
@@ -124,7 +125,7 @@ def capture(
         async with Client(endpoint or server.endpoint, tokens_in_flight=tokens_in_flight) as client:
             captured, refused = await client.capture_all(work, retries=retries)
             if not refused:
-                await client.synced(path, rows=int(starts[-1]))
+                await asyncio.wait_for(client.synced(path, rows=int(starts[-1])), sync_seconds)
             return captured, refused
 
     captured, refused = asyncio.run(go())

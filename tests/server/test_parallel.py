@@ -95,6 +95,23 @@ def test_of_two_tensor_parallel_ranks_one_writes_and_the_rows_are_the_same(one: 
         assert parity.row_distances(shard.states(name, 0, rows), alone.states(name, 0, rows)).max() < 1e-4
 
 
+def test_two_data_parallel_ranks_fill_one_shard_together(one: tuple, tmp_path: Path) -> None:
+    """Each rank captures every second sample; the shard is synced when both are through. On a CPU without data parallel attention."""
+    folder, alone = one
+    (tmp_path / "root").mkdir()
+    environment = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+    spec = spec_for(folder, layers=LAYERS)
+    with serve(spec, folder=folder, root=tmp_path / "root", flags=["--data-parallel-size", "2"], environment=environment) as running:
+        shard, _, refused = capture(running, samples() * 2, tokens_in_flight=1, sync_seconds=30)
+        assert not refused
+        assert running.log.read_text().count("captures r_k for k in") == 2
+        attest(running.endpoint, spec=spec, model=folder)
+    rows = alone.header.rows
+    for name in ("hidden_states", "final_hidden_state"):
+        for start in (0, rows):
+            assert parity.row_distances(shard.states(name, start, start + rows), alone.states(name, 0, rows)).max() < 1e-4
+
+
 def test_the_layers_inside_a_multimodal_wrapper_are_found(tmp_path: Path) -> None:
     """Kimi-K2.5's module layout: the entry hooks of the inner layers see what was captured."""
     folder = tiny_models.make("kimi_k25", tmp_path / "model")
@@ -158,13 +175,27 @@ def test_where_prefill_graphs_are_on_the_plugin_refuses(backend: str, refused: b
 from types import SimpleNamespace as Space
 from sglang.srt.model_executor import cuda_graph_config as graphs
 graphs.get_exec = lambda: Space(graph=Space(cuda_graph_config=graphs.CudaGraphConfig(prefill=graphs.PhaseConfig(backend='{backend}'))))
-from draftstates.capture.plugin import refuse_prefill_graphs
-refuse_prefill_graphs()
+from draftstates.capture.plugin import check_server
+check_server(pp_size=1, dp_size=1, nodes=1)
 """
-    environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    done = run_python(code)
     assert (done.returncode != 0) == refused
     assert ("add --cuda-graph-backend-prefill disabled" in done.stderr) == refused
+
+
+@pytest.mark.parametrize(
+    ("server", "named"), [("pp_size=2, dp_size=1, nodes=1", "pipeline parallel"), ("pp_size=1, dp_size=2, nodes=2", "on several nodes")]
+)
+def test_a_server_of_a_kind_that_cannot_be_captured_is_refused(server: str, named: str) -> None:
+    done = run_python(f"from draftstates.capture.plugin import check_server; check_server({server})")
+    assert done.returncode != 0
+    assert "draftstates: cannot capture with sglang" in done.stderr
+    assert named in done.stderr
+
+
+def run_python(code: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1"}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
 
 
 def test_without_its_settings_the_plugin_is_inert() -> None:

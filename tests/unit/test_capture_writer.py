@@ -38,7 +38,8 @@ class Bench:
     def __init__(self, root: Path, **changes: object) -> None:
         self.root = root
         self.path = root / "shard.safetensors"
-        shards.create(self.path, spec=SPEC, shard_id="s", sample_ids=["a", "b"], lengths=[5, 7], input_ids=IDS, loss_mask=np.ones(12))
+        if not self.path.exists():
+            shards.create(self.path, spec=SPEC, shard_id="s", sample_ids=["a", "b"], lengths=[5, 7], input_ids=IDS, loss_mask=np.ones(12))
         settings = CaptureSettings(
             root=root, **{"residual_layers": (1, 3), "final_norm": "post_norm", "stored_dtype": "float32", **changes}
         )
@@ -71,9 +72,9 @@ class Bench:
             )
         )
 
-    def receipts(self, count: int) -> tuple[list[wire.Receipt], wire.ReceiptReader]:
+    def receipts(self, count: int, *, patience: float = 10.0) -> tuple[list[wire.Receipt], wire.ReceiptReader]:
         reader, found = wire.ReceiptReader(wire.receipts_path(self.path)), []
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + patience
         while len(found) < count and time.monotonic() < deadline:
             found += reader.new()
             time.sleep(0.01)
@@ -169,11 +170,11 @@ def test_a_request_prefilled_again_after_its_receipt_changes_neither_rows_nor_re
     first, second = bench.destination(0, 5), bench.destination(5, 7)
     bench.put(first, 0, 5)
     bench.put(second, 0, 7)
-    whole, _ = bench.receipts(3)
+    whole, _ = bench.receipts(2)
     before = bench.path.read_bytes()
     bench.put(first, 0, 3, shift=1.0)
     bench.put(second, 0, 7, shift=1.0)
-    again, _ = bench.receipts(3)
+    again, _ = bench.receipts(3, patience=1.0)
     assert [(r.rows, r.error) for r in again] == [(r.rows, r.error) for r in whole]
     assert bench.path.read_bytes() == before
 
@@ -205,6 +206,37 @@ def test_a_synced_file_takes_no_more_rows(bench: Bench) -> None:
     receipts, _ = bench.receipts(3)
     assert "captured and synced before" in receipts[-1].error
     assert bench.path.read_bytes() == before
+
+
+def test_two_ranks_fill_one_file_and_the_one_that_ends_it_syncs_it(bench: Bench) -> None:
+    """Data parallel ranks are processes of their own: neither sees what the other does but in the receipts."""
+    other = Bench(bench.root)
+    bench.put(bench.destination(0, 1), 0, 1)
+    bench.receipts(1)
+    other.put(other.destination(1, 4), 0, 4)
+    bench.receipts(2)
+    bench.put(bench.destination(5, 3), 0, 3)
+    _, reader = bench.receipts(3)
+    assert reader.synced_rows == 0
+    other.put(other.destination(8, 4), 0, 4)
+    receipts, reader = bench.receipts(4)
+    assert [r.rows for r in receipts] == [1, 4, 3, 4]
+    assert reader.synced_rows == 12
+
+
+def test_a_file_that_another_rank_ended_takes_no_more_rows(bench: Bench) -> None:
+    """Also by a rank that opens it only afterwards, and after one late attempt has been turned away."""
+    other = Bench(bench.root)
+    other.destinations.open(bench.path.name)
+    bench.put(bench.destination(0, 5), 0, 5)
+    bench.put(bench.destination(5, 7), 0, 7)
+    bench.receipts(2)
+    before = bench.path.read_bytes()
+    for late, rank in enumerate((other, Bench(bench.root))):
+        rank.put(rank.destination(0, 5, attempt=f"late {late}"), 0, 5, shift=9.0)
+        receipts, _ = bench.receipts(3 + late)
+        assert "captured and synced before" in receipts[-1].error
+        assert bench.path.read_bytes() == before
 
 
 def test_memory_is_bounded_and_a_full_queue_makes_the_next_one_wait() -> None:
