@@ -1,4 +1,7 @@
-"""An asynchronous client of the instrumented server: one request a sample, as many tokens in flight as allowed, longest first."""
+"""An asynchronous client of the instrumented server: one request a sample, as many tokens in flight as allowed.
+
+Prefixes go first, then the samples, longest first: what is short and comes last would make a prefill pass of its own.
+"""
 
 import asyncio
 import dataclasses
@@ -22,13 +25,18 @@ _RECEIPT_DEADLINE_SECONDS = 120.0  # after the answer; the rows are then at most
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-    """One sample to capture: `input_ids` int32 [n] go to rows first_row:first_row+n of `shard`, a laid-out file below the server's root."""
+    """One sample to capture, or a prefix of one.
+
+    Attributes:
+        input_ids: int32 [n]; their states go to rows first_row:first_row+n of `shard`, a laid-out file below the server's root.
+    """
 
     sample_id: str
     shard: Path
     first_row: int
     input_ids: np.ndarray
     kind: str = wire.PLAIN
+    prefix: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,7 +117,7 @@ class Client:
                 await self._leave(len(work[position].input_ids))
 
         async with asyncio.TaskGroup() as tasks:
-            for position in sorted(range(len(work)), key=lambda i: -len(work[i].input_ids)):
+            for position in sorted(range(len(work)), key=lambda i: (not work[i].prefix, -len(work[i].input_ids))):
                 await self._enter(len(work[position].input_ids))
                 tasks.create_task(first_attempt(position))
         for number in range(2, retries + 2):

@@ -205,7 +205,9 @@ def lay_out_work(
     )
     first = 0
     for (position, rows), piece in zip(probes, pieces, strict=True):
-        work.append(Work(sample_id=tokens.sample_ids[position], shard=probe, first_row=first, input_ids=tokens.input_ids[piece]))
+        work.append(
+            Work(sample_id=tokens.sample_ids[position], shard=probe, first_row=first, input_ids=tokens.input_ids[piece], prefix=True)
+        )
         first += rows
     return work, probes
 

@@ -8,6 +8,8 @@ import dataclasses
 import json
 from pathlib import Path
 
+from draftstates.errors import UserError
+
 VERSION = "ds1"
 ANSWER_KEY = "draftstates"  # in the answer's meta_info: proof that the plug-in saw the request
 RECEIPTS_SUFFIX = ".receipts.jsonl"
@@ -96,7 +98,11 @@ class ReceiptReader:
         self.copied_rows = 0
 
     def new(self) -> list[Receipt]:
-        """Receipts appended since the last call. `synced_rows` and `copied_rows` are updated on the way."""
+        """Receipts appended since the last call. `synced_rows` and `copied_rows` are updated on the way.
+
+        Raises:
+            UserError: a line is none of ours.
+        """
         try:
             with open(self._file, "rb", closefd=not isinstance(self._file, int)) as file:
                 file.seek(self._at)
@@ -107,7 +113,10 @@ class ReceiptReader:
         *lines, self._rest = (self._rest + data).split(b"\n")
         found = []
         for line in lines:
-            entry = json.loads(line)
+            try:
+                entry = json.loads(line)
+            except ValueError as error:
+                raise UserError(f"receipts {self._file}: {line[:200]!r} is no receipt ({error}); was the disk full?") from error
             if "synced" in entry:
                 self.synced_rows = entry["synced"]
             elif "copied" in entry:

@@ -1,8 +1,10 @@
 """The files that rows go into: laid out by the client, opened and filled by the server, synced when every row is in."""
 
 import ctypes
+import errno
 import os
 import threading
+import traceback
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -52,8 +54,12 @@ class DestinationFile:
         _LIBC.sync_file_range(self._fd, ctypes.c_int64(start), ctypes.c_int64(end - start), _START_WRITE_BACK)
 
     def finish_sample(self, receipt: wire.Receipt) -> bool:
-        """Append a sample's receipt; True where every row of the shard has then been written."""
-        os.write(self._receipts, receipt.line())
+        """Append a sample's receipt; True where every row of the shard has then been written.
+
+        Raises:
+            OSError: there is no room for it.
+        """
+        self._append(receipt.line())
         return self._is_sealed()
 
     def _is_sealed(self) -> bool:
@@ -67,7 +73,11 @@ class DestinationFile:
     def sync(self) -> None:
         """Bring the data to the disk, then say so."""
         os.fdatasync(self._fd)
-        os.write(self._receipts, wire.synced_line(self.rows))
+        self._append(wire.synced_line(self.rows))
+
+    def _append(self, line: bytes) -> None:
+        if os.write(self._receipts, line) < len(line):
+            raise OSError(errno.ENOSPC, "no room for a line of receipts")
 
 
 class Destinations:
@@ -97,7 +107,14 @@ class Destinations:
         return self._open[file]
 
     def sync_later(self, destination: DestinationFile) -> None:
-        self._syncer.submit(destination.sync)
+        self._syncer.submit(_sync, destination)
+
+
+def _sync(destination: DestinationFile) -> None:
+    try:
+        destination.sync()
+    except OSError:  # the client will miss its word; the log says why
+        traceback.print_exc()
 
 
 def _close(*descriptors: int) -> None:

@@ -1,7 +1,8 @@
 """Writer threads: rows from host blocks to their files, checksums on the way, a receipt at a sample's last row.
 
-All chunks of one sample go through the same thread, in order, so that its checksum needs no lock. That thread takes the checksum
-while others write: else a long sample's last chunk, half a gigabyte, would wait for one thread after the GPU is done.
+All chunks of one sample go through the same thread, in order, so that its checksum needs no lock. It takes the checksum while a
+second thread writes: a long sample's last chunk, half a gigabyte, is waited for after the GPU is done. More than one would not
+help: the kernel lets one thread at a time write to a file.
 """
 
 import dataclasses
@@ -9,8 +10,7 @@ import queue
 import threading
 import traceback
 from collections import OrderedDict
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import xxhash
@@ -21,7 +21,7 @@ from draftstates.capture.files import DestinationFile, Destinations
 from draftstates.wire import Destination
 
 _MOST_REMEMBERED = 4096  # samples that a thread remembers: unfinished, or finished and perhaps prefilled again
-_PIECE_BYTES = 16 << 20  # what one thread writes at a time
+_SMALL_BYTES = 16 << 20  # not worth a second thread's waking
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,14 +71,14 @@ class _Progress:
 
 
 class Writers:
-    """A fixed number of threads, each with a queue of its own, and as many to write; what is queued is bounded by its blocks."""
+    """A fixed number of threads, each with a queue and a thread to write of its own; what is queued is bounded by its blocks."""
 
     def __init__(self, destinations: Destinations, *, threads: int) -> None:
         self._destinations = destinations
         self._queues: list[queue.SimpleQueue[Job]] = [queue.SimpleQueue() for _ in range(threads)]
         self._turn: OrderedDict[str, int] = OrderedDict()
         self._next = 0
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="draftstates-piece")
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="draftstates-write")
         for number, jobs in enumerate(self._queues):
             threading.Thread(target=self._run, args=(jobs,), name=f"draftstates-writer-{number}", daemon=True).start()
 
@@ -97,13 +97,20 @@ class Writers:
             job = jobs.get()
             try:
                 self._write(job, samples)
-            except Exception as error:  # the sample must fail by name, and the thread must live on for the others
-                traceback.print_exc()
-                progress = samples.setdefault(job.destination.rid, _Progress(job.start))
-                progress.error = f"{type(error).__name__}: {error}"
-                job.file.finish_sample(progress.receipt(job.destination.rid))
+            except Exception as error:
+                self._fail(job, samples, error)
             finally:
                 job.block.release()
+
+    def _fail(self, job: Job, samples: OrderedDict[str, _Progress], error: Exception) -> None:
+        """The sample must fail by name, and the thread must live on for the others."""
+        traceback.print_exc()
+        progress = samples.setdefault(job.destination.rid, _Progress(job.start))
+        progress.error = f"{type(error).__name__}: {error}"
+        try:
+            job.file.finish_sample(progress.receipt(job.destination.rid))
+        except Exception:  # no room for the receipt either: the client will miss it
+            traceback.print_exc()
 
     def _write(self, job: Job, samples: OrderedDict[str, _Progress]) -> None:
         if job.ready is not None:
@@ -112,23 +119,15 @@ class Writers:
         if progress is None:
             return
         hidden, final = memoryview(job.hidden.numpy()), memoryview(job.final.numpy())
-        row = job.destination.first_row + job.start
-        pieces = [*_pieces("hidden_states", row, hidden, job.rows), *_pieces("final_hidden_state", row, final, job.rows)]
-        small = len(hidden) + len(final) <= _PIECE_BYTES  # not worth a thread's waking
-        writes = []
-        for piece in pieces:
-            if small:
-                job.file.write(*piece)
-            else:
-                writes.append(self._pool.submit(job.file.write, *piece))
-        try:
-            progress.hidden.update(hidden)
-            progress.final.update(final)
-            progress.ids.update(memoryview(job.ids.numpy()))
-        finally:
-            wait(writes)  # all of them, also where one fails: the block is used again afterwards
-        for write in writes:
-            write.result()
+        if len(hidden) + len(final) <= _SMALL_BYTES:
+            _put(job, hidden, final)
+            _sum(progress, job, hidden, final)
+        else:
+            writing = self._pool.submit(_put, job, hidden, final)
+            try:
+                _sum(progress, job, hidden, final)
+            finally:
+                writing.result()  # also where the sum failed: the block is used again afterwards
         progress.rows += job.rows
         progress.next += job.rows
         if progress.next < job.destination.rows:
@@ -137,12 +136,16 @@ class Writers:
             self._destinations.sync_later(job.file)
 
 
-def _pieces(tensor: str, row: int, data: memoryview, rows: int) -> Iterator[tuple[str, int, memoryview]]:
-    """`data`, `rows` rows from `row` on, as parts of whole rows."""
-    width = len(data) // rows
-    step = max(1, _PIECE_BYTES // width)
-    for start in range(0, rows, step):
-        yield tensor, row + start, data[start * width : (start + step) * width]
+def _put(job: Job, hidden: memoryview, final: memoryview) -> None:
+    row = job.destination.first_row + job.start
+    job.file.write("hidden_states", row, hidden)
+    job.file.write("final_hidden_state", row, final)
+
+
+def _sum(progress: _Progress, job: Job, hidden: memoryview, final: memoryview) -> None:
+    progress.hidden.update(hidden)
+    progress.final.update(final)
+    progress.ids.update(memoryview(job.ids.numpy()))
 
 
 def _advance(job: Job, samples: OrderedDict[str, _Progress]) -> _Progress | None:

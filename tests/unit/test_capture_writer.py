@@ -1,6 +1,5 @@
 """What the server does with rows on their way to a file: order, restarts, gaps, seals, bounded memory."""
 
-import json
 import threading
 import time
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from draftstates import ids, shards, wire
 from draftstates.capture import writer
 from draftstates.capture.blocks import BlockPool
-from draftstates.capture.files import DestinationFile, Destinations
+from draftstates.capture.files import Destinations
 from draftstates.capture.settings import CaptureSettings
 from draftstates.capture.writer import Job, Writers
 from draftstates.capture_spec import CaptureSpec
@@ -101,8 +100,8 @@ def test_chunks_of_a_sample_become_one_receipt_with_the_checksum_of_the_file(ben
     assert reader.synced_rows == 0, "half of the shard is not written yet"
 
 
-def test_rows_that_several_threads_write_are_those_of_the_checksum(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "_PIECE_BYTES", 100)  # one or two rows
+def test_rows_that_another_thread_writes_are_those_of_the_checksum(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "_SMALL_BYTES", 100)
     bench.put(bench.destination(5, 7), 0, 7)
     (receipt,), _ = bench.receipts(1)
     shard = shards.Shard(bench.path)
@@ -111,17 +110,21 @@ def test_rows_that_several_threads_write_are_those_of_the_checksum(bench: Bench,
     assert torch.equal(shard.sample(1)["final_hidden_state"], bench.rows[5:, 2])
 
 
-def test_where_a_piece_cannot_be_written_the_block_is_kept_until_the_others_are(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "_PIECE_BYTES", 100)
-    release, write = threading.Event(), DestinationFile.write
+@pytest.mark.parametrize("fails", ["write", "sum"])
+def test_where_a_write_or_a_sum_fails_the_block_is_kept_until_both_have_ended(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    monkeypatch.setattr(writer, "_SMALL_BYTES", 100)
+    release = threading.Event()
 
-    def broken(self: DestinationFile, tensor: str, row: int, data: memoryview) -> None:
-        if tensor == "final_hidden_state":
-            raise OSError("no space left")
+    def broken(*_: object) -> None:
+        raise OSError("no space left")
+
+    def slow(*_: object) -> None:
         release.wait(10)
-        write(self, tensor, row, data)
 
-    monkeypatch.setattr(DestinationFile, "write", broken)
+    monkeypatch.setattr(writer, "_put", broken if fails == "write" else slow)
+    monkeypatch.setattr(writer, "_sum", broken if fails == "sum" else slow)
     bench.put(bench.destination(0, 5), 0, 5)
     assert not bench.receipts(0)[0]
     assert bench.pool._free.empty()
@@ -195,6 +198,25 @@ def test_a_gap_between_chunks_fails_the_sample_by_name_and_the_thread_lives_on(b
     assert "rows 3.. arrived where row 2 was due" in by_attempt["1"].error
     assert by_attempt["2"].error is None
     assert by_attempt["3"].error is None
+
+
+def test_where_there_is_no_room_for_a_receipt_the_thread_lives_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, full = bench.destinations.open(bench.path.name), threading.Event()
+    append = file._append
+
+    def no_room(line: bytes) -> None:
+        full.set()
+        raise OSError("no space left")
+
+    monkeypatch.setattr(file, "_append", no_room)
+    bench.writers._next = 0  # both samples go to the same thread
+    bench.put(bench.destination(0, 5), 0, 5)
+    assert full.wait(10)
+    monkeypatch.setattr(file, "_append", append)
+    bench.writers._next = 0
+    bench.put(bench.destination(5, 7), 0, 7)
+    (receipt,), _ = bench.receipts(1)
+    assert (receipt.rows, receipt.error) == (7, None)
 
 
 def test_a_synced_file_takes_no_more_rows(bench: Bench) -> None:
@@ -274,21 +296,3 @@ def test_a_destination_outside_the_root_is_refused(tmp_path: Path) -> None:
         bench.destinations.open("../outside.safetensors")
     with pytest.raises(UserError, match="the server sees no"):
         bench.destinations.open("elsewhere.safetensors")
-
-
-def test_a_request_id_says_where_its_rows_go_and_others_are_not_ours() -> None:
-    destination = wire.Destination(file="a/b.safetensors", first_row=3, rows=7, ids_hash="0" * 16, attempt="x", kind=wire.PROBE)
-    assert wire.parse_rid(destination.rid) == destination
-    assert wire.parse_rid("6d1f0b8e") is None
-
-
-def test_a_receipt_that_is_not_whole_yet_waits(tmp_path: Path) -> None:
-    receipt = wire.Receipt(rid="r", rows=1, chunks=1, cached_tokens=0, ids_hash="h", checksum="c")
-    path, line = tmp_path / "r.jsonl", receipt.line()
-    reader = wire.ReceiptReader(path)
-    assert reader.new() == []
-    path.write_bytes(line[:10])
-    assert reader.new() == []
-    path.write_bytes(line + wire.synced_line(4) + json.dumps({"x": 1}).encode())
-    assert reader.new() == [receipt]
-    assert reader.synced_rows == 4

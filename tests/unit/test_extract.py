@@ -193,7 +193,7 @@ def test_another_mask_costs_the_probes_alone(tmp_path: Path) -> None:
 
 def test_tokens_in_flight_are_bounded_and_the_longest_go_first(tmp_path: Path) -> None:
     stand_in = StandIn(tmp_path)
-    lengths = [5, 40, 10, 30, 20, 60, 7]
+    lengths = [5, 40, 10, 30, 20, 60, 7]  # the last is a prefix
     path = tmp_path / "s.safetensors"
     shards.create(
         path,
@@ -206,7 +206,8 @@ def test_tokens_in_flight_are_bounded_and_the_longest_go_first(tmp_path: Path) -
     )
     starts = np.cumsum([0, *lengths])
     work = [
-        Work(sample_id=str(n), shard=path, first_row=int(s), input_ids=np.zeros(n, np.int32)) for n, s in zip(lengths, starts, strict=False)
+        Work(sample_id=str(n), shard=path, first_row=int(s), input_ids=np.zeros(n, np.int32), prefix=n == 7)
+        for n, s in zip(lengths, starts, strict=False)
     ]
 
     def action(endpoint: Endpoint) -> tuple:
@@ -219,8 +220,7 @@ def test_tokens_in_flight_are_bounded_and_the_longest_go_first(tmp_path: Path) -
     captured, refused = with_server(stand_in, action)
     assert not refused
     assert [len(c.work.input_ids) for c in captured] == lengths
-    assert stand_in.lengths[0] == 60, "longer than the limit: alone, and first"
-    assert stand_in.lengths[:4] == [60, 40, 30, 20]
+    assert stand_in.lengths[:5] == [7, 60, 40, 30, 20], "the prefix, then the longest first; what is longer than the limit goes alone"
     assert stand_in.most_in_flight == 60
 
 

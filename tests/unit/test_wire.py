@@ -1,0 +1,34 @@
+"""What client and server say to each other: request ids and receipts."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from draftstates import wire
+from draftstates.errors import UserError
+
+
+def test_a_request_id_says_where_its_rows_go_and_others_are_not_ours() -> None:
+    destination = wire.Destination(file="a/b.safetensors", first_row=3, rows=7, ids_hash="0" * 16, attempt="x", kind=wire.PROBE)
+    assert wire.parse_rid(destination.rid) == destination
+    assert wire.parse_rid("6d1f0b8e") is None
+
+
+def test_a_receipt_that_is_not_whole_yet_waits(tmp_path: Path) -> None:
+    receipt = wire.Receipt(rid="r", rows=1, chunks=1, cached_tokens=0, ids_hash="h", checksum="c")
+    path, line = tmp_path / "r.jsonl", receipt.line()
+    reader = wire.ReceiptReader(path)
+    assert reader.new() == []
+    path.write_bytes(line[:10])
+    assert reader.new() == []
+    path.write_bytes(line + wire.synced_line(4) + json.dumps({"x": 1}).encode())
+    assert reader.new() == [receipt]
+    assert reader.synced_rows == 4
+
+
+def test_a_line_of_receipts_that_was_cut_short_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(b'{"rid": "' + wire.synced_line(4))
+    with pytest.raises(UserError, match=r"r\.jsonl: .* is no receipt"):
+        wire.ReceiptReader(path).new()
