@@ -184,7 +184,10 @@ class Client:
     async def _receipt(self, shard: Path, destination: wire.Destination) -> wire.Receipt:
         deadline = time.monotonic() + _RECEIPT_DEADLINE_SECONDS
         while True:
-            found = self._look(shard)
+            try:
+                found = self._look(shard)
+            except UserError as error:
+                raise CaptureFailed(str(error)) from error
             if destination.rid in found:
                 return found.pop(destination.rid)
             if time.monotonic() > deadline:

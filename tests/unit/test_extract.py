@@ -58,7 +58,7 @@ class StandIn:
         receipt = wire.Receipt(rid=body["rid"], **{**sent, **fault.get("receipt", {})})
         path = self.root / destination.file
         with open(wire.receipts_path(path), "ab") as file:
-            file.write(receipt.line() + wire.synced_line(shards.read_header(path).rows))
+            file.write(fault.get("line", receipt.line()) + wire.synced_line(shards.read_header(path).rows))
         meta = {
             "prompt_tokens": rows,
             "cached_tokens": 0,
@@ -132,6 +132,7 @@ def test_a_complete_shard_gets_its_name_with_receipts_and_probe_beside_it(tmp_pa
         ({"receipt": {"rows": 1}, "meta": {"cached_tokens": 8}}, "1 of 9 rows captured: 8 came from a cache"),
         ({"receipt": {"ids_hash": "0" * 16}}, "the rows are those of other ids"),
         ({"receipt": {"error": "OSError: No space left on device"}}, "No space left on device"),
+        ({"line": b'{"rid": "'}, "is no receipt"),
         ({"meta": {"prompt_tokens": 10}}, "9 tokens sent, the server counted 10"),
         ({"meta": {"cached_tokens": 2}}, "2 tokens came from a cache"),
         ({"meta": {wire.ANSWER_KEY: None}}, "without the draftstates plug-in"),
