@@ -201,17 +201,17 @@ def test_a_gap_between_chunks_fails_the_sample_by_name_and_the_thread_lives_on(b
 
 
 def test_where_there_is_no_room_for_a_receipt_the_thread_lives_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, full = bench.destinations.open(bench.path.name), threading.Event()
+    file, refused = bench.destinations.open(bench.path.name), threading.Semaphore(0)
     append = file._append
 
     def no_room(line: bytes) -> None:
-        full.set()
+        refused.release()
         raise OSError("no space left")
 
     monkeypatch.setattr(file, "_append", no_room)
     bench.writers._next = 0  # both samples go to the same thread
     bench.put(bench.destination(0, 5), 0, 5)
-    assert full.wait(10)
+    assert all(refused.acquire(timeout=10) for _ in ("receipt", "its error"))
     monkeypatch.setattr(file, "_append", append)
     bench.writers._next = 0
     bench.put(bench.destination(5, 7), 0, 7)
