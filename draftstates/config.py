@@ -252,6 +252,28 @@ def _check_together(config: dict[str, Any], origin: str) -> None:
     server = config["server"]
     if server["launcher"] == "external" and not server["url"]:
         raise UserError(f"{origin}: server.url: missing: the launcher external needs the address of a server that runs already")
+    _check_ranks(server, origin)
+
+
+_OF_DATA_PARALLEL = ("--dp", "--dp-size", "--data-parallel-size", "--attn-dp-size", "--enable-dp-attention")
+_NOT_FOR_ARGS = {
+    **dict.fromkeys(("--tp", "--tp-size", "--tensor-parallel-size"), "use server.tensor_parallel"),
+    **dict.fromkeys(_OF_DATA_PARALLEL, "use server.replicas, or server.data_parallel_attention"),
+    **dict.fromkeys(("--pp", "--pp-size", "--pipeline-parallel-size"), "a pipeline parallel server cannot be captured"),
+    "--nnodes": "a server is on one node; use server.replicas",
+}
+
+
+def _check_ranks(server: Mapping[str, Any], origin: str) -> None:
+    if server["tensor_parallel"] % server["data_parallel_attention"]:
+        raise UserError(
+            f"{origin}: server.data_parallel_attention: expected a divisor of tensor_parallel, {server['tensor_parallel']}, "
+            f"found {server['data_parallel_attention']}"
+        )
+    for argument in server["args"]:
+        flag = argument.split("=")[0].replace("_", "-")
+        if flag in _NOT_FOR_ARGS:
+            raise UserError(f"{origin}: server.args: {flag} is not for here: {_NOT_FOR_ARGS[flag]}")
 
 
 def _check_layers(config: dict[str, Any], origin: str) -> None:

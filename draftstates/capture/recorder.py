@@ -39,7 +39,8 @@ class Recorder:
 
         parallel = get_parallel()
         asked = runner.server_args
-        plugin.check_server(pp_size=parallel.pp_size, dp_size=asked.dp_size, nodes=asked.nnodes)
+        # 0.5.17 counts the ranks of data parallel attention as dp_size, 0.5.23 apart from it
+        plugin.check_server(pp_size=parallel.pp_size, dp_size=max(asked.dp_size, parallel.attn_dp_size), nodes=asked.nnodes)
         settings = self._settings
         self._taps = taps.install(runner.model, layers=settings.residual_layers, final_norm=settings.final_norm)
         if parallel.attn_tp_rank != 0:

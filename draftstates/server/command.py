@@ -76,8 +76,10 @@ def sglang_command(config: Mapping[str, Any], *, spec: CaptureSpec) -> list[str]
     # a replayed graph runs no Python, so nothing could be captured from a prefill under one, and nothing is decoded
     command += ["--disable-radix-cache", "--skip-tokenizer-init", "--cuda-graph-backend-prefill", "disabled"]
     command += ["--cuda-graph-backend-decode", "disabled"]
-    if "--enable-dp-attention" not in config["server"]["args"]:
-        # an idle scheduler would spin on a core; not here, where ranks wait for each other and one without a request would sleep on
+    if config["server"]["data_parallel_attention"] > 1:
+        command += ["--attn-dp-size", str(config["server"]["data_parallel_attention"])]
+    else:
+        # an idle scheduler would spin on a core; not above, where ranks wait for each other and one without a request would sleep on
         command.append("--sleep-on-idle")
     if config["model"]["trust_remote_code"]:
         command.append("--trust-remote-code")

@@ -77,7 +77,8 @@ def serve(
     )
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(folder), "--host", "127.0.0.1", "--port", str(port)]
     command += [*base_flags, "--dtype", spec.compute_dtype, "--skip-tokenizer-init", *flags]
-    command += [] if "--enable-dp-attention" in command else ["--sleep-on-idle"]  # as the workflow's own server
+    attention = {"--enable-dp-attention", "--attn-dp-size"} & {*command}
+    command += [] if attention else ["--sleep-on-idle"]  # as the workflow's own server
     command += [] if radix_cache else ["--disable-radix-cache"]
     environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1", **(environment or {})}
     environment |= settings.to_environment() if plugin else {}
