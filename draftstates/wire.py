@@ -6,6 +6,7 @@ one JSON line per finished sample in a file beside the destination. Neither need
 
 import dataclasses
 import json
+from collections import deque
 from pathlib import Path
 
 from draftstates.errors import UserError
@@ -47,7 +48,10 @@ def parse_rid(rid: str) -> Destination | None:
     if len(parts) != 7 or parts[0] != VERSION:
         return None
     _, kind, file, first_row, rows, ids_hash, attempt = parts
-    return Destination(file=file, first_row=int(first_row), rows=int(rows), ids_hash=ids_hash, attempt=attempt, kind=kind)
+    try:
+        return Destination(file=file, first_row=int(first_row), rows=int(rows), ids_hash=ids_hash, attempt=attempt, kind=kind)
+    except ValueError:
+        return None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,6 +98,7 @@ class ReceiptReader:
 
     def __init__(self, file: Path | int) -> None:
         self._file, self._at, self._rest = file, 0, b""
+        self._lines: deque[bytes] = deque()
         self.synced_rows = 0
         self.copied_rows = 0
 
@@ -111,16 +116,21 @@ class ReceiptReader:
             return []
         self._at += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
+        self._lines.extend(lines)
         found = []
-        for line in lines:
+        while self._lines:
             try:
-                entry = json.loads(line)
-            except ValueError as error:
+                entry = json.loads(self._lines[0])
+                if "synced" in entry:
+                    self.synced_rows = entry["synced"]
+                elif "copied" in entry:
+                    self.copied_rows = entry["copied"]
+                else:
+                    found.append(Receipt(**entry))
+            except (ValueError, TypeError) as error:
+                if found:
+                    break  # what lies before it counts; it is named at the next look, and what lies behind it then comes after
+                line = self._lines.popleft()
                 raise UserError(f"receipts {self._file}: {line[:200]!r} is no receipt ({error}); was the disk full?") from error
-            if "synced" in entry:
-                self.synced_rows = entry["synced"]
-            elif "copied" in entry:
-                self.copied_rows = entry["copied"]
-            else:
-                found.append(Receipt(**entry))
+            self._lines.popleft()
         return found

@@ -33,6 +33,7 @@ class DestinationFile:
         _compare(path, header, settings)
         self.states = header.states()
         self.rows = header.rows
+        self._path = path
         self._fd = os.open(path, os.O_WRONLY)
         self._receipts = os.open(wire.receipts_path(path), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._reader = wire.ReceiptReader(self._receipts)
@@ -40,6 +41,10 @@ class DestinationFile:
         self._sealed = False
         self._lock = threading.Lock()
         weakref.finalize(self, _close, self._fd, self._receipts)
+
+    def is_in_place(self) -> bool:
+        """Whether the file is still where it was opened: neither published nor given up."""
+        return self._path.exists()
 
     def write(self, tensor: str, row: int, data: memoryview) -> None:
         """Put rows at their place and ask the kernel to start writing them back at once."""
@@ -49,6 +54,8 @@ class DestinationFile:
         begin, width = self.states[tensor]
         start = at = begin + row * width
         end = at + len(data)
+        if row < 0 or end > begin + self.rows * width:
+            raise ValueError(f"{len(data) // width} rows from row {row} on do not lie in a shard of {self.rows} rows")
         while at < end:
             at += os.pwrite(self._fd, data[at - start :], at)
         _LIBC.sync_file_range(self._fd, ctypes.c_int64(start), ctypes.c_int64(end - start), _START_WRITE_BACK)
@@ -100,6 +107,8 @@ class Destinations:
                 raise UserError(f"{file} lies outside {self._settings.root}, the folder that this server was started with")
             if not path.exists():
                 raise UserError(f"the server sees no {path}; its root is {self._settings.root}")
+            # a deleted file keeps its bytes from the disk for as long as it is open
+            self._open = {name: each for name, each in self._open.items() if each.is_in_place()}
             self._open[file] = DestinationFile(path, self._settings)
             while len(self._open) > _MOST_OPEN:
                 # oldest first; it stays open for writers that hold it and closes with the last of them

@@ -13,6 +13,7 @@ def test_a_request_id_says_where_its_rows_go_and_others_are_not_ours() -> None:
     destination = wire.Destination(file="a/b.safetensors", first_row=3, rows=7, ids_hash="0" * 16, attempt="x", kind=wire.PROBE)
     assert wire.parse_rid(destination.rid) == destination
     assert wire.parse_rid("6d1f0b8e") is None
+    assert wire.parse_rid(destination.rid.replace("|3|", "|x|")) is None  # anyone can send it; it must not end the server
 
 
 def test_a_receipt_that_is_not_whole_yet_waits(tmp_path: Path) -> None:
@@ -32,3 +33,22 @@ def test_a_line_of_receipts_that_was_cut_short_is_named(tmp_path: Path) -> None:
     path.write_bytes(b'{"rid": "' + wire.synced_line(4))
     with pytest.raises(UserError, match=r"r\.jsonl: .* is no receipt"):
         wire.ReceiptReader(path).new()
+
+
+@pytest.mark.parametrize("line", [b"17", b"[]", b'{"a": 1}', b"null", b"\xff"])
+def test_a_line_that_is_no_receipt_is_named(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(line + b"\n")
+    with pytest.raises(UserError, match=r"r\.jsonl: .* is no receipt"):
+        wire.ReceiptReader(path).new()
+
+
+def test_a_line_that_is_no_receipt_costs_its_neighbours_nothing(tmp_path: Path) -> None:
+    before, after = (wire.Receipt(rid=rid, rows=1, chunks=1, cached_tokens=0, ids_hash="h", checksum="c") for rid in ("a", "b"))
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(before.line() + b"rubbish\n" + after.line())
+    reader = wire.ReceiptReader(path)
+    assert reader.new() == [before]
+    with pytest.raises(UserError, match="rubbish"):
+        reader.new()
+    assert reader.new() == [after]
