@@ -70,6 +70,10 @@ class CaptureFailed(Exception):
     """One attempt at one sample failed; the message says what was expected and what was found."""
 
 
+class NoReceipt(CaptureFailed):
+    """The server answered, but wrote no receipt in time: its disk is full, or the file is not the one that we read."""
+
+
 class Client:
     """Sends work to one server and gives back what it captured."""
 
@@ -94,7 +98,7 @@ class Client:
     async def capture_all(
         self, work: Sequence[Work], *, retries: int, progress: Callable[[int], None] = lambda tokens: None
     ) -> tuple[list[Captured], dict[int, str]]:
-        """Capture everything; what failed is tried again alone, one after the other.
+        """Capture everything; what failed is tried again alone, one after the other, until one waits in vain for its receipt.
 
         Returns:
             what was captured, in the order of `work`, and the reasons of what was not, by position in `work`.
@@ -102,13 +106,15 @@ class Client:
         done: dict[int, Captured] = {}
         reasons: dict[int, str] = {}
 
-        async def attempt(position: int, number: int) -> None:
+        async def attempt(position: int, number: int) -> CaptureFailed | None:
             try:
                 done[position] = await self._capture(work[position], number)
                 reasons.pop(position, None)
                 progress(len(work[position].input_ids))
             except CaptureFailed as failure:
                 reasons[position] = str(failure)
+                return failure
+            return None
 
         async def first_attempt(position: int) -> None:
             try:
@@ -122,7 +128,8 @@ class Client:
                 tasks.create_task(first_attempt(position))
         for number in range(2, retries + 2):
             for position in sorted(reasons):
-                await attempt(position, number)
+                if isinstance(await attempt(position, number), NoReceipt):  # the others would wait as long, each by itself
+                    return [done[i] for i in sorted(done)], reasons
         return [done[i] for i in sorted(done)], reasons
 
     async def _enter(self, tokens: int) -> None:
@@ -191,7 +198,7 @@ class Client:
             if destination.rid in found:
                 return found.pop(destination.rid)
             if time.monotonic() > deadline:
-                raise CaptureFailed(f"answered, but no receipt after {_RECEIPT_DEADLINE_SECONDS:.0f} s in {wire.receipts_path(shard)}")
+                raise NoReceipt(f"answered, but no receipt after {_RECEIPT_DEADLINE_SECONDS:.0f} s in {wire.receipts_path(shard)}")
             await asyncio.sleep(_RECEIPT_POLL_SECONDS)
 
     def _look(self, shard: Path) -> dict[str, wire.Receipt]:

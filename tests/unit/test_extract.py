@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from aiohttp import web
 
-from draftstates import ids, shards, wire
+from draftstates import client, ids, shards, wire
 from draftstates.building import building_folder
 from draftstates.capture_spec import CaptureSpec
 from draftstates.client import Client, Endpoint, Work
@@ -156,6 +156,17 @@ def mark_verified(output: Path) -> None:
     folder.mkdir()
     found = {"bytes": output.stat().st_size, "samples": [{"checksum": sample["checksum"]} for sample in said["samples"]]}
     (folder / f"{output.stem}.json").write_text(json.dumps(sealed(found)))
+
+
+def test_where_no_receipts_come_one_sample_is_tried_again_and_not_every_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk takes no receipts: each attempt waits its whole time for one, and a shard has thousands of samples."""
+    monkeypatch.setattr(client, "_RECEIPT_DEADLINE_SECONDS", 0.2)
+    stand_in, path = StandIn(tmp_path, dict.fromkeys((3, 6, 9), {"line": b""})), planned(tmp_path, [3, 6, 9])
+    tokens, output = read_tokens(path, shard_id=path.stem), tmp_path / "shards" / f"{path.stem}.safetensors"
+    more = {"spec": SPEC, "engine": "x", "options": ExtractOptions(probe_minimum=1), "output": output, "planned": []}
+    with pytest.raises(UserError, match=r"(?s)^3 samples could not be captured.*no receipt after"):
+        with_server(stand_in, lambda endpoint: extract_shard(tokens, endpoint=endpoint, **more))
+    assert len(stand_in.lengths) == 3 + 1 + 1  # the samples, a probe, and one of them again
 
 
 def test_one_sample_more_costs_that_sample_and_the_probes(tmp_path: Path) -> None:
