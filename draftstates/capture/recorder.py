@@ -10,7 +10,7 @@ import sys
 import torch
 
 from draftstates import __version__, wire
-from draftstates.capture import plugin, taps
+from draftstates.capture import plugin, siblings, taps
 from draftstates.capture.blocks import BlockPool
 from draftstates.capture.files import DestinationFile, Destinations
 from draftstates.capture.settings import CaptureSettings
@@ -49,6 +49,8 @@ class Recorder:
         self._destinations = Destinations(settings)
         self._writers = Writers(self._destinations, threads=settings.writers)
         self._pool = BlockPool(total_bytes=settings.queue_bytes, block_bytes=settings.block_bytes, pinned=self._stream is not None)
+        if asked.dp_size > 1:
+            siblings.watch()
         print(f"draftstates {__version__}: captures r_k for k in {list(settings.residual_layers)} below {settings.root}", file=sys.stderr)
 
     def after_logits(

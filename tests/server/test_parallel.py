@@ -9,6 +9,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 import tiny_models
 from server_harness import Running, capture, new_shard, random_ids, rows_on_disk, serve, spec_for
@@ -106,10 +107,19 @@ def test_two_data_parallel_ranks_fill_one_shard_together(one: tuple, tmp_path: P
         assert not refused
         assert running.log.read_text().count("captures r_k for k in") == 2
         attest(running.endpoint, spec=spec, model=folder)
+        check_that_it_does_not_outlive_a_rank(running)
     rows = alone.header.rows
     for name in ("hidden_states", "final_hidden_state"):
         for start in (0, rows):
             assert parity.row_distances(shard.states(name, start, start + rows), alone.states(name, 0, rows)).max() < 1e-4
+
+
+def check_that_it_does_not_outlive_a_rank(running: Running) -> None:
+    """SGLang does not see the death of a data parallel rank: requests to it would wait until the client gives up."""
+    processes = psutil.Process(running.process.pid).children(recursive=True)
+    next(each for each in processes if each.name().startswith("sglang::sch")).kill()
+    running.process.wait(60)
+    assert "was killed; the server ends" in running.log.read_text()
 
 
 def test_the_layers_inside_a_multimodal_wrapper_are_found(tmp_path: Path) -> None:
