@@ -101,6 +101,7 @@ def test_two_data_parallel_ranks_fill_one_shard_together(one: tuple, tmp_path: P
     folder, alone = one
     (tmp_path / "root").mkdir()
     environment = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+    environment |= {f"SGLANG_{dump}_BEFORE_CRASH": "0" for dump in ("PYSPY_DUMP", "CUDA_COREDUMP")}  # they take over a minute
     spec = spec_for(folder, layers=LAYERS)
     with serve(spec, folder=folder, root=tmp_path / "root", flags=["--data-parallel-size", "2"], environment=environment) as running:
         shard, _, refused = capture(running, samples() * 2, tokens_in_flight=1, sync_seconds=30)
