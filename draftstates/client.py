@@ -98,23 +98,24 @@ class Client:
     async def capture_all(
         self, work: Sequence[Work], *, retries: int, progress: Callable[[int], None] = lambda tokens: None
     ) -> tuple[list[Captured], dict[int, str]]:
-        """Capture everything; what failed is tried again alone, one after the other, until one waits in vain for its receipt.
+        """Capture everything; what failed is tried again alone, one after the other. It ends early where samples wait in vain for receipts.
 
         Returns:
             what was captured, in the order of `work`, and the reasons of what was not, by position in `work`.
         """
         done: dict[int, Captured] = {}
         reasons: dict[int, str] = {}
+        in_vain = asyncio.Event()
 
-        async def attempt(position: int, number: int) -> CaptureFailed | None:
+        async def attempt(position: int, number: int) -> None:
             try:
                 done[position] = await self._capture(work[position], number)
                 reasons.pop(position, None)
                 progress(len(work[position].input_ids))
             except CaptureFailed as failure:
                 reasons[position] = str(failure)
-                return failure
-            return None
+                if isinstance(failure, NoReceipt):
+                    in_vain.set()
 
         async def first_attempt(position: int) -> None:
             try:
@@ -125,10 +126,16 @@ class Client:
         async with asyncio.TaskGroup() as tasks:
             for position in sorted(range(len(work)), key=lambda i: (not work[i].prefix, -len(work[i].input_ids))):
                 await self._enter(len(work[position].input_ids))
-                tasks.create_task(first_attempt(position))
+                if in_vain.is_set():
+                    reasons[position] = "not sent, since others waited in vain for their receipts"
+                    await self._leave(len(work[position].input_ids))
+                else:
+                    tasks.create_task(first_attempt(position))
         for number in range(2, retries + 2):
             for position in sorted(reasons):
-                if isinstance(await attempt(position, number), NoReceipt):  # the others would wait as long, each by itself
+                in_vain.clear()
+                await attempt(position, number)
+                if in_vain.is_set():  # the others would wait as long, each by itself
                     return [done[i] for i in sorted(done)], reasons
         return [done[i] for i in sorted(done)], reasons
 

@@ -40,7 +40,8 @@ class Recorder:
         parallel = get_parallel()
         asked = runner.server_args
         # 0.5.17 counts the ranks of data parallel attention as dp_size, 0.5.23 apart from it
-        plugin.check_server(pp_size=parallel.pp_size, dp_size=max(asked.dp_size, parallel.attn_dp_size), nodes=asked.nnodes)
+        dp_size = max(asked.dp_size, parallel.attn_dp_size)
+        plugin.check_server(pp_size=parallel.pp_size, dp_size=dp_size, nodes=asked.nnodes)
         settings = self._settings
         self._taps = taps.install(runner.model, layers=settings.residual_layers, final_norm=settings.final_norm)
         if parallel.attn_tp_rank != 0:
@@ -49,7 +50,7 @@ class Recorder:
         self._destinations = Destinations(settings)
         self._writers = Writers(self._destinations, threads=settings.writers)
         self._pool = BlockPool(total_bytes=settings.queue_bytes, block_bytes=settings.block_bytes, pinned=self._stream is not None)
-        if asked.dp_size > 1:
+        if dp_size > 1:
             siblings.watch()
         print(f"draftstates {__version__}: captures r_k for k in {list(settings.residual_layers)} below {settings.root}", file=sys.stderr)
 

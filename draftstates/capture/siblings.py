@@ -4,7 +4,7 @@ SGLang watches the children of its main process. Data parallel ranks are grandch
 server looks well, and what it was sent waits until the client gives up.
 """
 
-import os
+import contextlib
 import signal
 import sys
 import threading
@@ -18,22 +18,17 @@ _RANK = "sglang::sch"  # how a rank's process is named; the kernel cuts the name
 def watch(*, seconds: float = 5.0) -> None:
     """From a thread of its own, end the server when another rank of it is gone. Called in each rank."""
     controller = psutil.Process().parent()
-    threading.Thread(target=_watch, args=(controller, controller.ppid(), seconds), name="draftstates-siblings", daemon=True).start()
+    threading.Thread(target=_watch, args=(controller, controller.parent(), seconds), name="draftstates-siblings", daemon=True).start()
 
 
-def _watch(controller: psutil.Process, server: int, seconds: float) -> None:
-    seen: set[int] = set()
-    while True:
-        try:
-            ranks = _ranks(controller)
-        except psutil.NoSuchProcess:
-            return  # the server is ending
-        if gone := seen - ranks:
-            print(f"draftstates: rank {', '.join(map(str, sorted(gone)))} was killed; the server ends", file=sys.stderr, flush=True)
-            os.kill(server, signal.SIGQUIT)  # SGLang's own signal for it: the main process ends the whole tree
-            return
-        seen = ranks
-        time.sleep(seconds)
+def _watch(controller: psutil.Process, server: psutil.Process, seconds: float) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):  # the server is ending
+        seen: set[int] = set()
+        while not (gone := seen - (ranks := _ranks(controller))):
+            seen = ranks
+            time.sleep(seconds)
+        print(f"draftstates: rank {', '.join(map(str, sorted(gone)))} was killed; the server ends", file=sys.stderr, flush=True)
+        server.send_signal(signal.SIGQUIT)  # SGLang's own signal for it: the main process ends the whole tree
 
 
 def _ranks(controller: psutil.Process) -> set[int]:

@@ -1,85 +1,15 @@
 """What the server does with rows on their way to a file: order, restarts, gaps, seals, bounded memory."""
 
-import os
 import threading
-import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from capture_bench import Bench
 
-from draftstates import ids, shards, wire
+from draftstates import shards, wire
 from draftstates.capture import writer
 from draftstates.capture.blocks import BlockPool
-from draftstates.capture.files import Destinations
-from draftstates.capture.settings import CaptureSettings
-from draftstates.capture.writer import Job, Writers
-from draftstates.capture_spec import CaptureSpec
-from draftstates.errors import UserError
-
-SPEC = CaptureSpec(
-    model="m",
-    model_digest="d",
-    compute_dtype="float32",
-    quantization=None,
-    stored_dtype="float32",
-    num_layers=4,
-    hidden_size=8,
-    residual_layers=(1, 3),
-    final_norm="post_norm",
-)
-IDS = np.arange(12, dtype=np.int32)
-
-
-class Bench:
-    """A laid-out shard of samples of 5 and 7 tokens, and writer threads to fill it."""
-
-    def __init__(self, root: Path, **changes: object) -> None:
-        self.root = root
-        self.path = root / "shard.safetensors"
-        if not self.path.exists():
-            shards.create(self.path, spec=SPEC, shard_id="s", sample_ids=["a", "b"], lengths=[5, 7], input_ids=IDS, loss_mask=np.ones(12))
-        settings = CaptureSettings(
-            root=root, **{"residual_layers": (1, 3), "final_norm": "post_norm", "stored_dtype": "float32", **changes}
-        )
-        self.destinations = Destinations(settings)
-        self.writers = Writers(self.destinations, threads=2)
-        self.pool = BlockPool(total_bytes=1 << 20, block_bytes=1 << 16, pinned=False)
-        self.rows = torch.randn(12, 3, 8)
-
-    def destination(self, first: int, rows: int, attempt: str = "1") -> wire.Destination:
-        sent = ids.ids_hash(IDS[first : first + rows])
-        return wire.Destination(file=self.path.name, first_row=first, rows=rows, ids_hash=sent, attempt=attempt)
-
-    def put(self, destination: wire.Destination, start: int, rows: int, *, shift: float = 0.0) -> None:
-        block = self.pool.take()
-        block.hold(1)
-        at = destination.first_row + start
-        states = self.rows[at : at + rows] + shift
-        self.writers.put(
-            Job(
-                destination=destination,
-                file=self.destinations.open(destination.file),
-                start=start,
-                rows=rows,
-                chunk_start=True,
-                hidden=states[:, :2].contiguous().view(torch.uint8).flatten(),
-                final=states[:, 2].contiguous().view(torch.uint8).flatten(),
-                ids=torch.from_numpy(IDS[at : at + rows].copy()).view(torch.uint8),
-                block=block,
-                ready=None,
-            )
-        )
-
-    def receipts(self, count: int, *, patience: float = 10.0) -> tuple[list[wire.Receipt], wire.ReceiptReader]:
-        reader, found = wire.ReceiptReader(wire.receipts_path(self.path)), []
-        deadline = time.monotonic() + patience
-        while len(found) < count and time.monotonic() < deadline:
-            found += reader.new()
-            time.sleep(0.01)
-        time.sleep(0.1)
-        return found + reader.new(), reader
 
 
 @pytest.fixture
@@ -274,52 +204,3 @@ def test_memory_is_bounded_and_a_full_queue_makes_the_next_one_wait() -> None:
     assert not got.wait(0.2), "one of two users still reads the block"
     blocks[0].release()
     assert got.wait(5)
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"residual_layers": (1, 2)}, "residual_layers"),
-        ({"final_norm": "pre_norm"}, "final_norm"),
-        ({"stored_dtype": "bfloat16"}, "stored dtype"),
-    ],
-)
-def test_a_file_laid_out_for_another_capture_is_refused(tmp_path: Path, changes: dict, named: str) -> None:
-    with pytest.raises(UserError, match=f"laid out for {named}"):
-        Bench(tmp_path, **changes).destinations.open("shard.safetensors")
-
-
-@pytest.mark.parametrize("row", [-1, 11, 12])
-def test_rows_outside_the_shard_are_refused(bench: Bench, row: int) -> None:
-    """They would fall on the tensors beside, on the header, or make the file longer."""
-    before, file = bench.path.read_bytes(), bench.destinations.open(bench.path.name)
-    for tensor, (_, width) in file.states.items():
-        with pytest.raises(ValueError, match="12 rows"):
-            file.write(tensor, row, memoryview(bytes(2 * width)))
-    assert bench.path.read_bytes() == before
-
-
-def test_a_file_that_was_deleted_does_not_stay_open(bench: Bench) -> None:
-    """Else the server would keep the bytes of shards that were given up from the disk."""
-    bench.destinations.open(bench.path.name)
-    other = bench.path.with_name("other.safetensors")
-    other.write_bytes(bench.path.read_bytes())
-    bench.path.unlink()
-    bench.destinations.open(other.name)
-    open_files = [os.readlink(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd") if number_is_open(number)]
-    assert str(other) in open_files
-    assert f"{bench.path} (deleted)" not in open_files
-
-
-def number_is_open(number: str) -> bool:
-    return os.path.lexists(f"/proc/self/fd/{number}")
-
-
-def test_a_destination_outside_the_root_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "root").mkdir()
-    bench = Bench(tmp_path / "root")
-    (tmp_path / "outside.safetensors").write_bytes(bench.path.read_bytes())
-    with pytest.raises(UserError, match="lies outside"):
-        bench.destinations.open("../outside.safetensors")
-    with pytest.raises(UserError, match="the server sees no"):
-        bench.destinations.open("elsewhere.safetensors")

@@ -158,15 +158,19 @@ def mark_verified(output: Path) -> None:
     (folder / f"{output.stem}.json").write_text(json.dumps(sealed(found)))
 
 
-def test_where_no_receipts_come_one_sample_is_tried_again_and_not_every_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("tokens_in_flight", "sent"), [(65536, 5), (1, 2)])
+def test_where_no_receipts_come_not_every_sample_waits_for_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens_in_flight: int, sent: int
+) -> None:
     """A full disk takes no receipts: each attempt waits its whole time for one, and a shard has thousands of samples."""
     monkeypatch.setattr(client, "_RECEIPT_DEADLINE_SECONDS", 0.2)
     stand_in, path = StandIn(tmp_path, dict.fromkeys((3, 6, 9), {"line": b""})), planned(tmp_path, [3, 6, 9])
     tokens, output = read_tokens(path, shard_id=path.stem), tmp_path / "shards" / f"{path.stem}.safetensors"
-    more = {"spec": SPEC, "engine": "x", "options": ExtractOptions(probe_minimum=1), "output": output, "planned": []}
+    more = {"spec": SPEC, "engine": "x", "output": output, "planned": []}
+    more["options"] = ExtractOptions(probe_minimum=1, tokens_in_flight=tokens_in_flight)
     with pytest.raises(UserError, match=r"(?s)^3 samples could not be captured.*no receipt after"):
         with_server(stand_in, lambda endpoint: extract_shard(tokens, endpoint=endpoint, **more))
-    assert len(stand_in.lengths) == 3 + 1 + 1  # the samples, a probe, and one of them again
+    assert len(stand_in.lengths) == sent  # a prefix, the samples that are sent before it has waited in vain, and one of them again
 
 
 def test_one_sample_more_costs_that_sample_and_the_probes(tmp_path: Path) -> None:

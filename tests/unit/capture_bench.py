@@ -1,0 +1,77 @@
+"""A laid-out shard and the writers that fill it, without a server."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from draftstates import ids, shards, wire
+from draftstates.capture.blocks import BlockPool
+from draftstates.capture.files import Destinations
+from draftstates.capture.settings import CaptureSettings
+from draftstates.capture.writer import Job, Writers
+from draftstates.capture_spec import CaptureSpec
+
+SPEC = CaptureSpec(
+    model="m",
+    model_digest="d",
+    compute_dtype="float32",
+    quantization=None,
+    stored_dtype="float32",
+    num_layers=4,
+    hidden_size=8,
+    residual_layers=(1, 3),
+    final_norm="post_norm",
+)
+IDS = np.arange(12, dtype=np.int32)
+
+
+class Bench:
+    """A laid-out shard of samples of 5 and 7 tokens, and writer threads to fill it."""
+
+    def __init__(self, root: Path, **changes: object) -> None:
+        self.root = root
+        self.path = root / "shard.safetensors"
+        if not self.path.exists():
+            shards.create(self.path, spec=SPEC, shard_id="s", sample_ids=["a", "b"], lengths=[5, 7], input_ids=IDS, loss_mask=np.ones(12))
+        settings = CaptureSettings(
+            root=root, **{"residual_layers": (1, 3), "final_norm": "post_norm", "stored_dtype": "float32", **changes}
+        )
+        self.destinations = Destinations(settings)
+        self.writers = Writers(self.destinations, threads=2)
+        self.pool = BlockPool(total_bytes=1 << 20, block_bytes=1 << 16, pinned=False)
+        self.rows = torch.randn(12, 3, 8)
+
+    def destination(self, first: int, rows: int, attempt: str = "1") -> wire.Destination:
+        sent = ids.ids_hash(IDS[first : first + rows])
+        return wire.Destination(file=self.path.name, first_row=first, rows=rows, ids_hash=sent, attempt=attempt)
+
+    def put(self, destination: wire.Destination, start: int, rows: int, *, shift: float = 0.0) -> None:
+        block = self.pool.take()
+        block.hold(1)
+        at = destination.first_row + start
+        states = self.rows[at : at + rows] + shift
+        self.writers.put(
+            Job(
+                destination=destination,
+                file=self.destinations.open(destination.file),
+                start=start,
+                rows=rows,
+                chunk_start=True,
+                hidden=states[:, :2].contiguous().view(torch.uint8).flatten(),
+                final=states[:, 2].contiguous().view(torch.uint8).flatten(),
+                ids=torch.from_numpy(IDS[at : at + rows].copy()).view(torch.uint8),
+                block=block,
+                ready=None,
+            )
+        )
+
+    def receipts(self, count: int, *, patience: float = 10.0) -> tuple[list[wire.Receipt], wire.ReceiptReader]:
+        reader, found = wire.ReceiptReader(wire.receipts_path(self.path)), []
+        deadline = time.monotonic() + patience
+        while len(found) < count and time.monotonic() < deadline:
+            found += reader.new()
+            time.sleep(0.01)
+        time.sleep(0.1)
+        return found + reader.new(), reader

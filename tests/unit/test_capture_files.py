@@ -1,0 +1,63 @@
+"""Which files the server opens, and which bytes of them it writes."""
+
+import os
+from pathlib import Path
+
+import pytest
+from capture_bench import Bench
+
+from draftstates.errors import UserError
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"residual_layers": (1, 2)}, "residual_layers"),
+        ({"final_norm": "pre_norm"}, "final_norm"),
+        ({"stored_dtype": "bfloat16"}, "stored dtype"),
+    ],
+)
+def test_a_file_laid_out_for_another_capture_is_refused(tmp_path: Path, changes: dict, named: str) -> None:
+    with pytest.raises(UserError, match=f"laid out for {named}"):
+        Bench(tmp_path, **changes).destinations.open("shard.safetensors")
+
+
+@pytest.mark.parametrize("row", [-1, 11, 12])
+def test_rows_outside_the_shard_are_refused(bench: Bench, row: int) -> None:
+    """They would fall on the tensors beside, on the header, or make the file longer."""
+    before, file = bench.path.read_bytes(), bench.destinations.open(bench.path.name)
+    for tensor, (_, width) in file.states.items():
+        with pytest.raises(ValueError, match="12 rows"):
+            file.write(tensor, row, memoryview(bytes(2 * width)))
+    assert bench.path.read_bytes() == before
+
+
+def test_a_file_that_was_deleted_does_not_stay_open(bench: Bench) -> None:
+    """Else the server would keep the bytes of shards that were given up from the disk."""
+    bench.destinations.open(bench.path.name)
+    other = bench.path.with_name("other.safetensors")
+    other.write_bytes(bench.path.read_bytes())
+    bench.path.unlink()
+    bench.destinations.open(other.name)
+    open_files = [os.readlink(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd") if number_is_open(number)]
+    assert str(other) in open_files
+    assert f"{bench.path} (deleted)" not in open_files
+
+
+def number_is_open(number: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{number}")
+
+
+def test_a_destination_outside_the_root_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    bench = Bench(tmp_path / "root")
+    (tmp_path / "outside.safetensors").write_bytes(bench.path.read_bytes())
+    with pytest.raises(UserError, match="lies outside"):
+        bench.destinations.open("../outside.safetensors")
+    with pytest.raises(UserError, match="the server sees no"):
+        bench.destinations.open("elsewhere.safetensors")
