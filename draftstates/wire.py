@@ -6,6 +6,7 @@ one JSON line per finished sample in a file beside the destination. Neither need
 
 import dataclasses
 import json
+import os
 from collections import deque
 from pathlib import Path
 
@@ -108,12 +109,7 @@ class ReceiptReader:
         Raises:
             UserError: a line is none of ours.
         """
-        try:
-            with open(self._file, "rb", closefd=not isinstance(self._file, int)) as file:
-                file.seek(self._at)
-                data = file.read()
-        except FileNotFoundError:
-            return []
+        data = self._read()
         self._at += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         self._lines.extend(lines)
@@ -134,3 +130,13 @@ class ReceiptReader:
                 raise UserError(f"receipts {self._file}: {line[:200]!r} is no receipt ({error}); was the disk full?") from error
             self._lines.popleft()
         return found
+
+    def _read(self) -> bytes:
+        if isinstance(self._file, int):  # not by its position: other threads append through the same descriptor, which moves it
+            return os.pread(self._file, max(0, os.fstat(self._file).st_size - self._at), self._at)
+        try:
+            with open(self._file, "rb") as file:
+                file.seek(self._at)
+                return file.read()
+        except FileNotFoundError:
+            return b""

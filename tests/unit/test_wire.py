@@ -1,6 +1,7 @@
 """What client and server say to each other: request ids and receipts."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,19 @@ def test_a_line_that_is_no_receipt_costs_its_neighbours_nothing(tmp_path: Path) 
     with pytest.raises(UserError, match="rubbish"):
         reader.new()
     assert reader.new() == [after]
+
+
+def test_a_look_does_not_depend_on_where_a_shared_descriptor_stands(tmp_path: Path) -> None:
+    """Threads append through the one that is read: each moves its position, at any time."""
+    receipts = [wire.Receipt(rid=str(i), rows=1, chunks=1, cached_tokens=0, ids_hash="h", checksum="c") for i in range(3)]
+    file = os.open(tmp_path / "r.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    reader = wire.ReceiptReader(file)
+    for receipt in receipts:
+        os.write(file, receipt.line())
+        before = os.lseek(file, 0, os.SEEK_CUR)
+        assert reader.new() == [receipt]
+        assert os.lseek(file, 0, os.SEEK_CUR) == before
+        os.lseek(file, 0, os.SEEK_SET)
+        assert reader.new() == []
+        assert os.lseek(file, 0, os.SEEK_CUR) == 0
+    os.close(file)
