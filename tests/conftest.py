@@ -1,5 +1,6 @@
 """Puts tests/ on the path: what several test folders share lies beside this file."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,9 @@ from draftstates.server.processes import OWNER_VARIABLE
 from draftstates.server.slurm.folder import RUN_FOLDER_VARIABLE
 
 REPOSITORY = Path(__file__).parent.parent
+
+# a suite that a shell started in its background ignores INT, and so would everything that the tests start and then interrupt
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
