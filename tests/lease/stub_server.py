@@ -1,6 +1,7 @@
 """A server to lease in tests: healthy after a delay, asks for its key, and can misbehave."""
 
 import argparse
+import contextlib
 import http.server
 import json
 import os
@@ -39,8 +40,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def open_files() -> list[str]:
-    folder = Path("/proc/self/fd")
-    return [os.readlink(folder / name) for name in os.listdir(folder) if (folder / name).is_symlink()]
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed by another thread in between
+            found.append(os.readlink(link))
+    return found
 
 
 def main() -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from draftstates.errors import UserError
 from draftstates.server.slurm.commands import seconds
-from draftstates.server.slurm.folder import Pulse, beat, overwrite, read_overwritten
+from draftstates.server.slurm.folder import Pulse, RunFolder, beat, overwrite, read_overwritten
+from draftstates.server.slurm.job import leave_error
 from draftstates.server.slurm.network import own_address
 from draftstates.server.slurm.run import present_run
 
@@ -61,3 +62,16 @@ def test_a_run_that_is_over_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
         present_run()
     monkeypatch.delenv("DRAFTSTATES_RUN_FOLDER")
     assert present_run() is None
+
+
+@pytest.mark.parametrize("ending", [False, True])
+def test_a_server_leaves_its_error_except_in_a_run_that_ends_which_removes_its_folder(tmp_path: Path, ending: bool) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.make()
+    place = run.server("one")
+    place.folder.mkdir()
+    beat(run.heartbeat)
+    if ending:
+        run.heartbeat.unlink()
+    leave_error(run, place, "told to end")
+    assert place.failed.exists() != ending

@@ -18,7 +18,7 @@ from draftstates.server.launchers import LocalServer
 from draftstates.server.processes import become_subreaper, end_descendants, exit_on_term
 from draftstates.server.replica import Replica, ServerFailed
 from draftstates.server.settings import ServerSettings
-from draftstates.server.slurm.folder import Pulse, RunFolder
+from draftstates.server.slurm.folder import Pulse, RunFolder, ServerFolder
 from draftstates.server.slurm.network import own_address
 
 _POLL_SECONDS = 0.5
@@ -58,21 +58,23 @@ def main() -> None:
         stop_seconds = settings.stop_seconds
         serve(run, settings, generation=generation, index=index)
     except (ServerFailed, UserError) as failure:
-        _leave(place.failed, f"{job}: {failure}")
+        leave_error(run, place, f"{job}: {failure}")
     except FileNotFoundError as error:  # it waited in the queue for longer than its run lasted
         print(f"{error.filename} is gone, and with it the run that this server was for", flush=True)
     except SystemExit:
         if not place.stop.exists():
-            _leave(place.failed, f"{job} was told to end by Slurm: cancelled, preempted or at its time limit")
+            leave_error(run, place, f"{job} was told to end by Slurm: cancelled, preempted or at its time limit")
         raise
     finally:
         end_descendants(stop_seconds)
 
 
-def _leave(path: Path, error: str) -> None:
+def leave_error(run: RunFolder, place: ServerFolder, error: str) -> None:
     print(f"{time.strftime('%F %T')} {error}", flush=True)
-    with contextlib.suppress(FileNotFoundError):  # with the run folder everyone who would ask is gone
-        write_private(path, {"error": error})
+    # a run that ends takes its heartbeat away first, then cancels its servers and removes the folder: nobody would read it
+    if run.heartbeat.exists():
+        with contextlib.suppress(FileNotFoundError):
+            write_private(place.failed, {"error": error})
 
 
 if __name__ == "__main__":
