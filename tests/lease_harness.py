@@ -48,7 +48,6 @@ class Playground:
             stdout=open(self.folder / "snakemake.log", "ab"),
             stderr=subprocess.STDOUT,
             process_group=0,
-            preexec_fn=_heed_interrupts,
         )
 
     def starts(self) -> list[int]:
@@ -82,11 +81,6 @@ class Playground:
         for line in self.survivors():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(line.split()[0]), signal.SIGKILL)
-
-
-def _heed_interrupts() -> None:
-    """What a shell starts in the background ignores INT, and so would all that it starts."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def eventually(look: Callable[[], Any], *, within: float, what: str) -> Any:

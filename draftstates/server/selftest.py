@@ -34,7 +34,14 @@ _LENGTHS = (10, 64, 300)
 _OPTIONS = ExtractOptions(probe_fraction=1.0, probe_minimum=len(_LENGTHS), retries=0)
 _HOOK_ROUNDINGS = 8  # a sum over tensor parallel ranks and the addition of the residual, each done twice
 _FLAGS = (
-    *("dtype", "quantization", "device", "tp_size", "dp_size", "attn_dp_size", "disable_radix_cache", "chunked_prefill_size"),
+    "dtype",
+    "quantization",
+    "device",
+    "tp_size",
+    "dp_size",
+    "attn_dp_size",
+    "disable_radix_cache",
+    "chunked_prefill_size",
     "attention_backend",
 )
 

@@ -171,8 +171,7 @@ from draftstates.capture.plugin import register
 register()
 """
     settings = {"root": "/tmp", "residual_layers": [1], "final_norm": "post_norm", "stored_dtype": "float32"}
-    environment = {**os.environ, "DRAFTSTATES_CAPTURE": json.dumps(settings), "TORCHDYNAMO_DISABLE": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    done = run_python(code, DRAFTSTATES_CAPTURE=json.dumps(settings))
     assert done.returncode != 0
     assert "draftstates: cannot capture with sglang" in done.stderr
     assert seam in done.stderr
@@ -204,8 +203,8 @@ def test_a_server_of_a_kind_that_cannot_be_captured_is_refused(server: str, name
     assert named in done.stderr
 
 
-def run_python(code: str) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1"}
+def run_python(code: str, **variables: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1", **variables}
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
 
 

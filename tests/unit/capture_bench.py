@@ -5,25 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from synthetic import capture_spec
 
 from draftstates import ids, shards, wire
 from draftstates.capture.blocks import BlockPool
 from draftstates.capture.files import Destinations
 from draftstates.capture.settings import CaptureSettings
 from draftstates.capture.writer import Job, Writers
-from draftstates.capture_spec import CaptureSpec
 
-SPEC = CaptureSpec(
-    model="m",
-    model_digest="d",
-    compute_dtype="float32",
-    quantization=None,
-    stored_dtype="float32",
-    num_layers=4,
-    hidden_size=8,
-    residual_layers=(1, 3),
-    final_norm="post_norm",
-)
+SPEC = capture_spec(layers=(1, 3), num_layers=4, hidden_size=8, final_norm="post_norm", stored_dtype="float32")
 IDS = np.arange(12, dtype=np.int32)
 
 

@@ -10,26 +10,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from aiohttp import web
+from synthetic import capture_spec
 
 from draftstates import client, ids, shards, wire
 from draftstates.building import building_folder
-from draftstates.capture_spec import CaptureSpec
 from draftstates.client import Client, Endpoint, Work
 from draftstates.errors import UserError
 from draftstates.extract import ExtractOptions, companions, extract_shard, read_tokens
 from draftstates.verify import sealed
 
-SPEC = CaptureSpec(
-    model="m",
-    model_digest="d",
-    compute_dtype="float32",
-    quantization=None,
-    stored_dtype="float32",
-    num_layers=4,
-    hidden_size=4,
-    residual_layers=(1, 2),
-    final_norm="post_norm",
-)
+SPEC = capture_spec(layers=(1, 2), num_layers=4, hidden_size=4, final_norm="post_norm", stored_dtype="float32")
 
 
 class StandIn:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from captured import tiny_model
+from synthetic import capture_spec
 
 from draftstates import ids
 from draftstates.capture_spec import CaptureSpec
@@ -21,17 +22,7 @@ from draftstates.errors import UserError
 from draftstates.extract import read_tokens
 from draftstates.plan import PlanOptions, check_accounting, make_plan, read_plan
 
-SPEC = CaptureSpec(
-    model="tiny",
-    model_digest="content-1",
-    compute_dtype="float32",
-    quantization=None,
-    stored_dtype="bfloat16",
-    num_layers=8,
-    hidden_size=16,
-    residual_layers=(2, 4, 5),
-    final_norm="post_norm",
-)
+SPEC = capture_spec(layers=(2, 4, 5), final_norm="post_norm", model_digest="content-1")
 OPTIONS = PlanOptions(min_bytes=20_000, max_bytes=80_000)
 
 

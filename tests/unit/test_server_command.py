@@ -2,21 +2,12 @@
 
 from typing import Any
 
-from draftstates.capture_spec import CaptureSpec
+from synthetic import capture_spec
+
 from draftstates.config import resolve
 from draftstates.server.command import sglang_command
 
-SPEC = CaptureSpec(
-    model="m",
-    model_digest="d",
-    compute_dtype="bfloat16",
-    quantization=None,
-    stored_dtype="bfloat16",
-    num_layers=4,
-    hidden_size=8,
-    residual_layers=(1, 3),
-    final_norm="post_norm",
-)
+SPEC = capture_spec()
 
 
 def command(**server: Any) -> list[str]:

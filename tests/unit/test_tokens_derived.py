@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from synthetic import capture_spec
 from token_kit import chat, run_script, run_source, template
 
-from draftstates.capture_spec import CaptureSpec
 from draftstates.errors import UserError
 from draftstates.forecast import forecast, hours
 from draftstates.plan import PlanOptions, make_plan
@@ -19,17 +19,7 @@ from draftstates.tokens.statistics import as_html, as_text, statistics
 from draftstates.tokens.vocabulary import write_vocabulary
 from draftstates.vocab import check_draft_size, draft_vocabulary, vocabulary_key
 
-SPEC = CaptureSpec(
-    model="m",
-    model_digest="d",
-    compute_dtype="float32",
-    quantization=None,
-    stored_dtype="bfloat16",
-    num_layers=30,
-    hidden_size=8,
-    residual_layers=(2, 15, 27),
-    final_norm="post_norm",
-)
+SPEC = capture_spec(layers=(2, 15, 27), num_layers=30, hidden_size=8, final_norm="post_norm")
 ROWS = [{"messages": chat(f"Question {n % 7}", "word " * (n % 5) + f"answer {n}")} for n in range(40)]
 ROWS += [ROWS[0], ROWS[1], {"messages": []}]
 
