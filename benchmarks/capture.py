@@ -11,8 +11,7 @@ alone, over the time from the first request until every row is synced. Prints on
 import sys
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).parent.parent / "tests" / "server")  # not this folder: its tokenize.py would hide the standard one
-sys.path.append(str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parent.parent / "tests" / "server"))
 
 import argparse
 import asyncio

@@ -9,7 +9,7 @@
 # /dev/shm and to disk, native; a profile; 200 to 4000 tokens, then 16k to 32k in chunks); graphs (what prefill graphs are worth);
 # workflow (the whole `snakemake` run). On two GPUs: check2; tp2 (tensor parallel); dp2 (data parallel attention); replicas_shm and
 # replicas_disk (two servers behind one lease). `dense+mla` starts both at once, each on a GPU of its own, and measures one after the other.
-# REPEATS (3), NATIVE (8 requests of the native path), PROFILE (--profile), MIXES, SHORT, LIMIT and TURN may be set. A stage that fails
+# REPEATS (3), NATIVE (8 requests of the native path), PROFILE (--profile), MIXES, SHORT, TO (shm disk), LIMIT and TURN may be set. A stage that fails
 # does not stop the next.
 set -u
 carry=$1 dest=$2 out=$3
@@ -28,7 +28,8 @@ kernels="--attention-backend triton --sampling-backend pytorch --grammar-backend
 room="--chunked-prefill-size 16384 --max-total-tokens 140000 --mem-fraction-static 0.88"
 
 dummy="--load-format dummy"
-both="--root / --to shm=/dev/shm/draftstates-bench --to disk=$work"
+both="--root /"
+for to in ${TO:-shm disk}; do case $to in shm) both+=" --to shm=/dev/shm/draftstates-bench" ;; disk) both+=" --to disk=$work" ;; esac done
 mixes="$(printf -- '--mix %s ' ${MIXES:-200-4000x384 16384-32768x16}) --native ${NATIVE:-8}"
 short="--mix ${SHORT:-200-4000x384} --native 0"
 bench() { # LABEL MODEL SERVER_FLAGS [options of capture.py]

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).parents[1] / "tests")  # not this folder: its tokenize.py would hide the standard one
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
 import numpy as np
 import synthetic
 import torch

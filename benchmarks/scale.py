@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path[0] = str(REPOSITORY)  # not this folder: its tokenize.py would hide the standard one
+sys.path.append(str(REPOSITORY))
 
 import argparse
 import json

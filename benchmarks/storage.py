@@ -4,12 +4,10 @@ python benchmarks/storage.py --manifest results/<run>/manifest.json --model mode
 """
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.pop(0)  # not this folder: its tokenize.py would hide the standard one
 import torch
 
 from draftstates.cli import run

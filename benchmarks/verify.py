@@ -9,7 +9,7 @@ changes little. The head is an eighth of a vocabulary of 163,840 tokens, made up
 import sys
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).parents[1] / "tests")  # not this folder: its tokenize.py would hide the standard one
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 import argparse
 import statistics

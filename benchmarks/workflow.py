@@ -13,8 +13,7 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-sys.path[0] = str(REPOSITORY / "tests" / "server")  # not this folder: its tokenize.py would hide the standard one
-sys.path.append(str(REPOSITORY / "benchmarks"))
+sys.path.append(str(REPOSITORY / "tests" / "server"))
 
 import argparse
 import contextlib

@@ -1,6 +1,7 @@
 """An asynchronous client of the instrumented server: one request a sample, as many tokens in flight as allowed.
 
-Prefixes go first, then the samples, longest first: what is short and comes last would make a prefill pass of its own.
+Samples go longest first, and prefixes in the middle of them: what is short and arrives alone, before the others or after them, makes a
+prefill pass of its own.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from draftstates import ids, wire
 from draftstates.errors import UserError
 
 TOP_TOKENS = 5
-_RECEIPT_POLL_SECONDS = 0.02
+_RECEIPT_POLL_SECONDS = 0.005
 _SYNC_DEADLINE_SECONDS = 600.0  # after the last receipt; write-back began with the first row
 _RECEIPT_DEADLINE_SECONDS = 120.0  # after the answer; the rows are then at most one queue away from their file
 
@@ -124,7 +125,7 @@ class Client:
                 await self._leave(len(work[position].input_ids))
 
         async with asyncio.TaskGroup() as tasks:
-            for position in sorted(range(len(work)), key=lambda i: (not work[i].prefix, -len(work[i].input_ids))):
+            for position in _order(work):
                 await self._enter(len(work[position].input_ids))
                 if in_vain.is_set():
                     reasons[position] = "not sent, since others waited in vain for their receipts"
@@ -227,6 +228,14 @@ class Client:
             if time.monotonic() > deadline:
                 raise UserError(f"{shard}: the server did not report its {rows} rows as synced within {_SYNC_DEADLINE_SECONDS:.0f} s")
             await asyncio.sleep(_RECEIPT_POLL_SECONDS)
+
+
+def _order(work: Sequence[Work]) -> list[int]:
+    """Positions in the order in which they are sent."""
+    longest_first = sorted(range(len(work)), key=lambda i: -len(work[i].input_ids))
+    samples = [i for i in longest_first if not work[i].prefix]
+    half = (len(samples) + 1) // 2
+    return samples[:half] + [i for i in longest_first if work[i].prefix] + samples[half:]
 
 
 def _answer(meta: dict) -> dict:

@@ -27,19 +27,24 @@ class Block:
 
 
 class BlockPool:
-    """Blocks are made on first need, up to `total_bytes`; after that `take` waits for one to come back."""
+    """`total_bytes` of blocks, all made at once: pinning memory takes time, and the scheduler must not wait for it during a run.
+
+    The block that came back last is taken first, so that ordinary memory, which is real only once it is written to, stays little.
+    """
 
     def __init__(self, *, total_bytes: int, block_bytes: int, pinned: bool) -> None:
         self.block_bytes = block_bytes
-        self._pinned = pinned
-        self._left = max(2, total_bytes // block_bytes)
-        self._free: queue.SimpleQueue[Block] = queue.SimpleQueue()
+        self._free: queue.LifoQueue[Block] = queue.LifoQueue()
+        for _ in range(max(2, total_bytes // block_bytes)):
+            self.give_back(Block(self, torch.empty(block_bytes, dtype=torch.uint8, pin_memory=pinned)))
+
+    @property
+    def free(self) -> int:
+        """How many blocks nobody uses at the moment."""
+        return self._free.qsize()
 
     def take(self) -> Block:
-        """A block that nobody else uses. Called by the scheduler's thread alone."""
-        if self._free.empty() and self._left:
-            self._left -= 1
-            return Block(self, torch.empty(self.block_bytes, dtype=torch.uint8, pin_memory=self._pinned))
+        """A block that nobody else uses; waits until there is one."""
         return self._free.get()
 
     def give_back(self, block: Block) -> None:

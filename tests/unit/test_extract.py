@@ -226,7 +226,7 @@ def test_tokens_in_flight_are_bounded_and_the_longest_go_first(tmp_path: Path) -
     captured, refused = with_server(stand_in, action)
     assert not refused
     assert [len(c.work.input_ids) for c in captured] == lengths
-    assert stand_in.lengths[:5] == [7, 60, 40, 30, 20], "the prefix, then the longest first; what is longer than the limit goes alone"
+    assert stand_in.lengths == [60, 40, 30, 7, 20, 10, 5], "what is longer than the limit goes alone; the prefix in the middle"
     assert stand_in.most_in_flight == 60
 
 

@@ -1,8 +1,8 @@
 """Rows per second of tokenising ShareGPT with Qwen3's tokenizer: this project, speculators' own preprocessing and SpecForge's.
 
-    python benchmarks/tokenize.py --rows 4000
-    python benchmarks/tokenize.py --repeats 0 --memory-rows 5000
-    python benchmarks/tokenize.py --repeats 0 --whole
+    python benchmarks/tokenising.py --rows 4000
+    python benchmarks/tokenising.py --repeats 0 --memory-rows 5000
+    python benchmarks/tokenising.py --repeats 0 --whole
 
 Side by side in one run, on the same rows, all cores, each in its own environment and as published; the order rotates from repeat to
 repeat. The first run fetches the data and makes the environments (.cache/benchmarks; several gigabytes). speculators has every turn
@@ -15,18 +15,13 @@ sample a turn, as the model would be asked; SpecForge one a row. CPU seconds are
 and accounts for every row.
 """
 
-# ruff: noqa: E402
-import sys
-
-if __name__ == "__main__":
-    sys.path.pop(0)  # this folder: or else this file hides the standard library's module of the same name
-
 import argparse
 import json
 import os
 import resource
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 import zipfile
