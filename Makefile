@@ -1,5 +1,5 @@
 # make demo   the whole workflow over a small real model, on the CPU
-# make test   all tests
+# make test   all tests that need no GPU
 # make test-cluster   those on a real Slurm, which is installed for them where this is root on Debian
 # make test-containers   those with a real Apptainer, in images made for them; it is installed for them where this is root on Debian
 # make images   the container images of envs/, with Apptainer; OPTIONS="..." for scripts/images.py

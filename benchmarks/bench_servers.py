@@ -13,6 +13,7 @@ from pathlib import Path
 
 from server_harness import Running, serve
 
+from draftstates.capture.plugin import MADE_UP
 from draftstates.capture_spec import CaptureSpec
 from draftstates.client import Endpoint
 from draftstates.config import resolve
@@ -37,7 +38,7 @@ def bench_spec(config: dict, arguments: argparse.Namespace) -> CaptureSpec:
     layers = [int(k) for k in arguments.layers.split(",")] if arguments.layers else [2, count // 2, count - 3]
     return CaptureSpec(
         model=arguments.model.name,
-        model_digest=read_model(arguments.model).digest if arguments.lease else "benchmark",
+        model_digest=MADE_UP if "dummy" in (arguments.flags or "").split() else read_model(arguments.model).digest,
         compute_dtype=arguments.dtype,
         quantization=None,
         stored_dtype=arguments.dtype,

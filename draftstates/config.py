@@ -256,7 +256,13 @@ def _check_together(config: dict[str, Any], origin: str) -> None:
 
 
 _OF_DATA_PARALLEL = ("--dp", "--dp-size", "--data-parallel-size", "--attn-dp-size", "--enable-dp-attention")
+_OF_THE_WORKFLOW = ("--config", "--host", "--port", "--api-key")
+_CHANGES_NUMBERS = ("--quantization", "--quantization-param-path", "--torchao-config", "--kv-cache-dtype", "--load-format")
 _NOT_FOR_ARGS = {
+    **dict.fromkeys(("--model-path", "--model"), "use model.path"),
+    "--dtype": "use capture.compute_dtype",
+    **dict.fromkeys(_OF_THE_WORKFLOW, "the workflow says it itself"),
+    **dict.fromkeys(_CHANGES_NUMBERS, "it changes the captured numbers, and the capture key would not tell"),
     **dict.fromkeys(("--tp", "--tp-size", "--tensor-parallel-size"), "use server.tensor_parallel"),
     **dict.fromkeys(_OF_DATA_PARALLEL, "use server.replicas, or server.data_parallel_attention"),
     **dict.fromkeys(("--pp", "--pp-size", "--pipeline-parallel-size"), "a pipeline parallel server cannot be captured"),
@@ -271,9 +277,10 @@ def _check_ranks(server: Mapping[str, Any], origin: str) -> None:
             f"found {server['data_parallel_attention']}"
         )
     for argument in server["args"]:
-        flag = argument.split("=")[0].replace("_", "-")
-        if flag in _NOT_FOR_ARGS:
-            raise UserError(f"{origin}: server.args: {flag} is not for here: {_NOT_FOR_ARGS[flag]}")
+        given = argument.split("=")[0].replace("_", "-")
+        meant = [given] if given in _NOT_FOR_ARGS else [flag for flag in _NOT_FOR_ARGS if flag.startswith(given)]
+        if meant and given.startswith("--"):  # SGLang takes a flag that is cut short too
+            raise UserError(f"{origin}: server.args: {given} is not for here: {_NOT_FOR_ARGS[meant[0]]}")
 
 
 def _check_layers(config: dict[str, Any], origin: str) -> None:

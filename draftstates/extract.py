@@ -247,7 +247,7 @@ def _failure(work: list[Work], reasons: dict[int, str], retries: int) -> str:
         [f"{len(named)} samples could not be captured in {retries + 1} attempts:"]
         + lines
         + more
-        + ["To go on without them, add their ids to `exclude` in the configuration."]
+        + ["Run again to try once more; to go on without them, add their ids to `exclude` in the configuration."]
     )
 
 

@@ -1,4 +1,4 @@
-"""Verification of one shard: read again from the disk and held to the plan, to its receipts and to the model's head."""
+"""Verification of one shard: its file is read again and held to the plan, to its receipts and to the model's head."""
 
 import json
 import math

@@ -16,11 +16,12 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=3, help="the first so many of the shard")
     parser.add_argument("--compute-dtype", choices=sorted(parity.TOLERANCES), required=True, help="what the server computed in")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--trust-remote-code", action="store_true", help="load the model with the Python code in its folder")
     arguments = parser.parse_args()
     shard = shards.Shard(arguments.shard)
     num_layers = read_model(arguments.model).num_layers
     dtype = torch_dtype(arguments.compute_dtype)
-    reference = parity.Reference(arguments.model, dtype=dtype, device=arguments.device)
+    reference = parity.Reference(arguments.model, dtype=dtype, device=arguments.device, trust_remote_code=arguments.trust_remote_code)
     coarser = max((arguments.compute_dtype, shard.stored_dtype), key=parity.TOLERANCES.get)
     for index in range(min(arguments.samples, len(shard))):
         states = parity.named_states(shard, index, num_layers=num_layers)

@@ -50,7 +50,7 @@ class DestinationFile:
         """Put rows at their place and ask the kernel to start writing them back at once."""
         if self._is_sealed():
             # the client may have given the file its final name; an abandoned attempt must not touch it
-            raise RuntimeError("every row of this shard was captured and synced before")
+            raise RuntimeError("every row of this shard was captured and synced before; run again, and it is made anew")
         begin, width = self.states[tensor]
         start = at = begin + row * width
         end = at + len(data)
@@ -132,15 +132,18 @@ def _close(*descriptors: int) -> None:
 
 
 def _compare(path: Path, header: shards.ShardHeader, settings: CaptureSettings) -> None:
+    spec = settings.spec
     expected = {
-        "residual_layers": settings.residual_layers,
-        "final_norm": settings.final_norm,
-        "stored dtype": STORED_DTYPES[settings.stored_dtype][0],
+        "residual_layers": spec.residual_layers,
+        "final_norm": spec.final_norm,
+        "stored dtype": STORED_DTYPES[spec.stored_dtype][0],
+        "capture key": spec.key,  # last: it differs wherever another one does, and for another model or another number format
     }
     found = {
         "residual_layers": header.residual_layers,
         "final_norm": header.metadata["final_norm"],
         "stored dtype": header.tensors["hidden_states"][0],
+        "capture key": header.metadata["capture_key"],
     }
     for name, value in expected.items():
         if found[name] != value:

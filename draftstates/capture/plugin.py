@@ -8,7 +8,10 @@ import inspect
 import pkgutil
 import sys
 
+from draftstates import model
 from draftstates.capture.settings import CaptureSettings
+from draftstates.capture_spec import CaptureSpec
+from draftstates.errors import UserError
 
 LOAD_MODEL = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
 LOGITS = "sglang.srt.layers.logits_processor.LogitsProcessor.forward"
@@ -17,6 +20,7 @@ LOGITS_OUTPUT = "sglang.srt.layers.logits_processor.LogitsProcessorOutput"
 PARALLEL = "sglang.srt.runtime_context.get_parallel"
 GRAPHS = "sglang.srt.model_executor.cuda_graph_config.check_cuda_graph_backend"
 LOGITS_PARAMETERS = ("input_ids", "hidden_states", "lm_head", "logits_metadata", "aux_hidden_states")
+MADE_UP = "made-up weights"  # the digest of a model that a server makes up (`--load-format dummy`), for benchmarks
 FORWARD_BATCH_FIELDS = ("rids", "extend_prefix_lens_cpu", "extend_seq_lens_cpu", "input_ids", "forward_mode")
 
 
@@ -66,6 +70,29 @@ def check_server(*, pp_size: int, dp_size: int, nodes: int) -> None:
         # a replayed graph runs no Python, so the entry hooks see nothing, and what it hands over lies in buffers that the next replay
         # overwrites, perhaps before they have been copied
         refuse("prefill graphs are on, and rows cannot be taken from a replayed one; add --cuda-graph-backend-prefill disabled")
+
+
+def check_model(arguments: object, config: object, *, spec: CaptureSpec) -> None:
+    """Called once the model is loaded: by its content, and in the number format, that the capture was planned for.
+
+    Args:
+        arguments, config: SGLang's `ServerArgs` and `ModelConfig`.
+
+    Raises:
+        SystemExit: another model, or one that computes otherwise; the capture key would not tell the rows apart.
+    """
+    try:
+        digest = MADE_UP if arguments.load_format == "dummy" else model.digest(arguments.model_path)
+    except UserError as error:
+        refuse(str(error))
+    if digest != spec.model_digest:
+        refuse(f"{arguments.model_path} holds {digest}, but the capture is of {spec.model_digest}: the model has changed since the plan")
+    if str(config.dtype) != f"torch.{spec.compute_dtype}":
+        refuse(f"it computes in {config.dtype}, but the capture is of {spec.compute_dtype}")
+    if config.quantization and not spec.quantization:
+        refuse(f"it quantises the model ({config.quantization}), but the capture is of one that is not quantised")
+    if arguments.json_model_override_args not in ("", "{}"):
+        refuse(f"its model's configuration is changed by {arguments.json_model_override_args}; change the model's config.json instead")
 
 
 def resolve(name: str) -> object:

@@ -15,7 +15,6 @@ from draftstates.capture.blocks import BlockPool
 from draftstates.capture.files import DestinationFile, Destinations
 from draftstates.capture.settings import CaptureSettings
 from draftstates.capture.writer import Job, Writers
-from draftstates.capture_spec import torch_dtype
 from draftstates.errors import UserError
 from draftstates.wire import Destination
 
@@ -27,7 +26,7 @@ class Recorder:
 
     def __init__(self, settings: CaptureSettings) -> None:
         self._settings = settings
-        self._dtype = torch_dtype(settings.stored_dtype)
+        self._dtype = settings.spec.torch_dtype
         self._taps: taps.Taps | None = None
         self._writers: Writers | None = None
 
@@ -42,8 +41,9 @@ class Recorder:
         # 0.5.17 counts the ranks of data parallel attention as dp_size, 0.5.23 apart from it
         dp_size = max(asked.dp_size, parallel.attn_dp_size)
         plugin.check_server(pp_size=parallel.pp_size, dp_size=dp_size, nodes=asked.nnodes)
-        settings = self._settings
-        self._taps = taps.install(runner.model, layers=settings.residual_layers, final_norm=settings.final_norm)
+        settings, spec = self._settings, self._settings.spec
+        plugin.check_model(asked, runner.model_config, spec=spec)
+        self._taps = taps.install(runner.model, layers=spec.residual_layers, final_norm=spec.final_norm)
         if parallel.attn_tp_rank != 0:
             return
         self._stream = torch.cuda.Stream() if torch.cuda.is_available() and runner.device == "cuda" else None
@@ -52,7 +52,7 @@ class Recorder:
         self._pool = BlockPool(total_bytes=settings.queue_bytes, block_bytes=settings.block_bytes, pinned=self._stream is not None)
         if dp_size > 1:
             siblings.watch()
-        print(f"draftstates {__version__}: captures r_k for k in {list(settings.residual_layers)} below {settings.root}", file=sys.stderr)
+        print(f"draftstates {__version__}: captures r_k for k in {list(spec.residual_layers)} below {settings.root}", file=sys.stderr)
 
     def after_logits(
         self,
@@ -85,16 +85,16 @@ class Recorder:
 
     def _states(self, final: torch.Tensor, aux: object, read: dict[int, torch.Tensor]) -> dict[object, torch.Tensor]:
         """Each r_k by k, and the final state under "final", [tokens, H]."""
-        inner = [k for k in self._settings.residual_layers if 0 < k < self._taps.num_layers]
+        inner = [k for k in self._settings.spec.residual_layers if 0 < k < self._taps.num_layers]
         if isinstance(aux, torch.Tensor):
             aux = aux.split(final.shape[-1], dim=-1)
         aux = list(aux or [])
         if len(aux) != len(inner):
             raise RuntimeError(f"draftstates: the model handed over {len(aux)} residual layers, {len(inner)} were asked for")
         states: dict[object, torch.Tensor] = dict(zip(inner, aux, strict=True))
-        for k in self._settings.residual_layers:
+        for k in self._settings.spec.residual_layers:
             states.setdefault(k, read.get(k))
-        states["final"] = read[self._taps.num_layers] if self._settings.final_norm == "pre_norm" else final
+        states["final"] = read[self._taps.num_layers] if self._settings.spec.final_norm == "pre_norm" else final
         return states
 
     def _record(self, batch: object, destinations: list[Destination | None], states: dict) -> list[dict]:
@@ -117,7 +117,7 @@ class Recorder:
 
     def _copy(self, segments: list, states: dict, ids: torch.Tensor, *, rows: int) -> None:
         """Copy rows to host blocks, block by block, and give each segment's part to the writers."""
-        layers = [states[k] for k in self._settings.residual_layers]
+        layers = [states[k] for k in self._settings.spec.residual_layers]
         final = states["final"]
         width = final.shape[-1] * self._dtype.itemsize
         row_bytes = width * (len(layers) + 1) + _IDS_BYTES
@@ -186,7 +186,7 @@ class Recorder:
         for destination, length, answer in zip(destinations, batch.extend_seq_lens_cpu, answers, strict=False):
             if destination and destination.kind == wire.PROBE:
                 difference = answer["prehook"] = {}
-                for k in self._settings.residual_layers:
+                for k in self._settings.spec.residual_layers:
                     seen, captured = read[k][at : at + length].float(), states[k][at : at + length].float()
                     difference[str(k)] = ((seen - captured).norm(dim=-1) / seen.norm(dim=-1)).max().item()
             at += length

@@ -5,6 +5,8 @@ import json
 import os
 from pathlib import Path
 
+from draftstates.capture_spec import CaptureSpec
+
 ENVIRONMENT = "DRAFTSTATES_CAPTURE"
 
 
@@ -14,18 +16,14 @@ class CaptureSettings:
 
     Attributes:
         root: the server writes only below this folder.
-        residual_layers: the k of the r_k to capture, ascending.
-        final_norm: `post_norm` or `pre_norm`.
-        stored_dtype: dtype of the rows in the files.
+        spec: what the server captures, of which model: files that are laid out for anything else it refuses.
         queue_bytes: host memory for rows on their way to the disk; when it is full the scheduler waits.
         block_bytes: size of one block of that memory.
         writers: threads that write.
     """
 
     root: Path
-    residual_layers: tuple[int, ...]
-    final_norm: str
-    stored_dtype: str
+    spec: CaptureSpec
     queue_bytes: int = 2 << 30
     block_bytes: int = 64 << 20
     writers: int = 8
@@ -40,4 +38,4 @@ class CaptureSettings:
         if not text:
             return None
         values = json.loads(text)
-        return cls(**{**values, "root": Path(values["root"]).resolve(), "residual_layers": tuple(values["residual_layers"])})
+        return cls(**{**values, "root": Path(values["root"]).resolve(), "spec": CaptureSpec(**values["spec"])})

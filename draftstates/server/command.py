@@ -97,14 +97,8 @@ def _image_arguments(config: Mapping[str, Any]) -> list[str]:
 
 def server_environment(config: Mapping[str, Any], *, spec: CaptureSpec, root: Path) -> dict[str, str]:
     """Variables that make the server capture, below `root` alone."""
-    settings = CaptureSettings(
-        root=root,
-        residual_layers=spec.residual_layers,
-        final_norm=spec.final_norm,
-        stored_dtype=spec.stored_dtype,
-        queue_bytes=config["server"]["queue_bytes"],
-        writers=config["server"]["writers"],
-    )
+    queue = {name: config["server"][name] for name in ("queue_bytes", "writers")}
+    settings = CaptureSettings(root=root, spec=spec, **queue)
     environment = {**_OFFLINE, **settings.to_environment()}
     if not on_gpu(config["server"]):
         environment["TORCHDYNAMO_DISABLE"] = "1"  # compiling for a CPU takes longer than it saves

@@ -36,6 +36,7 @@ _HOOK_ROUNDINGS = 8  # a sum over tensor parallel ranks and the addition of the 
 _FLAGS = (
     "dtype",
     "quantization",
+    "kv_cache_dtype",
     "device",
     "tp_size",
     "dp_size",
@@ -55,9 +56,12 @@ def attest(endpoint: Endpoint, *, spec: CaptureSpec, model: Path) -> dict[str, A
     Raises:
         UserError: names the check that failed and what is missing.
     """
+    found = read_model(model)
+    if found.digest != spec.model_digest:
+        raise UserError(f"{model} holds {found.digest}, but the plan is of {spec.model_digest}: the model has changed since; plan again")
     info = server_info(endpoint.url, api_key=endpoint.api_key)
     started = time.monotonic()
-    tokens = probe_tokens(read_model(model).vocab_size)
+    tokens = probe_tokens(found.vocab_size)
     with building_folder(endpoint.root / ".selftest" / socket.gethostname(), tokens.shard_id) as folder:
         first, figures, hooks = _pass(folder / "first", tokens, endpoint=endpoint, spec=spec, model=model, engine=info["version"])
         second, _, _ = _pass(folder / "second", tokens, endpoint=endpoint, spec=spec, model=model, engine=info["version"])

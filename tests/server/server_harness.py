@@ -72,9 +72,7 @@ def serve(
 ) -> Iterator[Running]:
     """Start SGLang on `folder` (a model) so that it captures `spec` below `root`; end its whole process group afterwards."""
     port, log = free_port("127.0.0.1"), (log_folder or root.parent) / f"server-{uuid.uuid4().hex[:6]}.log"
-    settings = CaptureSettings(
-        root=root, residual_layers=spec.residual_layers, final_norm=spec.final_norm, stored_dtype=spec.stored_dtype, **queue
-    )
+    settings = CaptureSettings(root=root, spec=spec, **queue)
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(folder), "--host", "127.0.0.1", "--port", str(port)]
     command += [*base_flags, "--dtype", spec.compute_dtype, "--skip-tokenizer-init", *flags]
     attention = {"--enable-dp-attention", "--attn-dp-size"} & {*command}
@@ -156,3 +154,9 @@ def rows_on_disk(shard: shards.Shard) -> int:
     """Rows that are not all zero: what was written into a laid-out file."""
     states = shard.states("final_hidden_state", 0, shard.header.rows)
     return int((states != 0).any(dim=-1).sum())
+
+
+def run_python(code: str, **variables: str) -> subprocess.CompletedProcess:
+    """Run code in a process of its own, with SGLang as installed."""
+    environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1", **variables}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)

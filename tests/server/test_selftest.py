@@ -55,6 +55,11 @@ def test_a_server_that_captures_other_layers_is_refused(server: Running) -> None
     assert "laid out for residual_layers (2, 14, 27), but this server captures (0, 2, 15, 27, 30)" in refused(server, other)
 
 
+def test_where_the_model_is_not_the_one_of_the_plan_it_is_refused(server: Running) -> None:
+    other = dataclasses.replace(server.spec, model_digest="content-of-another")
+    assert "but the plan is of content-of-another: the model has changed since" in refused(server, other)
+
+
 def test_a_server_that_does_not_see_the_folder_is_refused(server: Running, tmp_path: Path) -> None:
     endpoint = dataclasses.replace(server.endpoint, root=tmp_path)
     with pytest.raises(UserError, match=r"the server sees no .*; its root is .*/root"):

@@ -1,5 +1,6 @@
 """A laid-out shard and the writers that fill it, without a server."""
 
+import dataclasses
 import time
 from pathlib import Path
 
@@ -25,10 +26,7 @@ class Bench:
         self.path = root / "shard.safetensors"
         if not self.path.exists():
             shards.create(self.path, spec=SPEC, shard_id="s", sample_ids=["a", "b"], lengths=[5, 7], input_ids=IDS, loss_mask=np.ones(12))
-        settings = CaptureSettings(
-            root=root, **{"residual_layers": (1, 3), "final_norm": "post_norm", "stored_dtype": "float32", **changes}
-        )
-        self.destinations = Destinations(settings)
+        self.destinations = Destinations(CaptureSettings(root=root, spec=dataclasses.replace(SPEC, **changes)))
         self.writers = Writers(self.destinations, threads=2)
         self.pool = BlockPool(total_bytes=1 << 20, block_bytes=1 << 16, pinned=False)
         self.rows = torch.randn(12, 3, 8)

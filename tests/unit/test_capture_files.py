@@ -20,6 +20,9 @@ def bench(tmp_path: Path) -> Bench:
         ({"residual_layers": (1, 2)}, "residual_layers"),
         ({"final_norm": "pre_norm"}, "final_norm"),
         ({"stored_dtype": "bfloat16"}, "stored dtype"),
+        ({"model_digest": "of other weights"}, "capture key"),
+        ({"compute_dtype": "bfloat16"}, "capture key"),
+        ({"quantization": "fp8"}, "capture key"),
     ],
 )
 def test_a_file_laid_out_for_another_capture_is_refused(tmp_path: Path, changes: dict, named: str) -> None:
