@@ -181,6 +181,8 @@ def _check_alignment(file: Shard, receipts: Sequence[Mapping[str, Any]], *, head
         else:
             detail = f"expected {_TOP_TOKENS} pairs of token and log probability, the receipt has {receipt.get('top')}"
             findings.append(Finding(check="alignment", sample_id=names[index], detail=detail))
+    if not usable:
+        return findings, 0.0
     last = torch.cat([file.states("final_hidden_state", end - 1, end) for end in (file.rows(index)[1] for index in usable)])
     found, share = check_alignment(
         [names[index] for index in usable], last, [receipts[index]["top"] for index in usable], head=head, rounding=rounding

@@ -96,6 +96,24 @@ def test_a_constant_row_is_caught_by_values(model: Path, tmp_path: Path) -> None
     assert "row 2 of r_5 is constant" in _refused(write(captured, tmp_path))
 
 
+def test_a_shard_without_one_usable_receipt_is_refused_by_what_is_wrong_with_it(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sample of NaN, copied: there is no last state to align, but its values are named and it is never copied again."""
+    captured = capture(model, samples=1)
+    captured.hidden[0][:] = captured.final[0][:] = float("nan")
+    captured.top[0] = [[token, float("nan")] for token, _ in captured.top[0]]
+    files, origin = write(captured, tmp_path), "0" * 32
+    files.change_receipts(lambda said: said["samples"][0].update(copied_from=origin))
+    assert {"values", "alignment"} <= _checks(_refused(files))
+    (tmp_path / "verified").mkdir()
+    (tmp_path / "verified" / f"{origin}.json").write_text("{}")
+    with pytest.raises(SystemExit) as end:
+        _command(files, tmp_path, monkeypatch)
+    assert f"copied from {origin}" in str(end.value.code)
+    assert not list((tmp_path / "verified").iterdir())
+
+
 def test_states_of_two_samples_swapped_at_capture_are_caught_by_alignment(model: Path, tmp_path: Path) -> None:
     """Both end in the same token, and the same token is the likeliest after both."""
     captured = capture(model, samples=40)
