@@ -1,6 +1,7 @@
 """A run's manifest and shards made compact, in a folder beside it."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -39,21 +40,21 @@ def compact_manifest(manifest: Path, output: Path, storage: Storage, model_folde
     folder = Path(output) / "shards"
     folder.mkdir(parents=True, exist_ok=True)
     table = pq.read_table(manifest.with_name("samples.parquet"))
-    checksums = dict(zip(table["sample_id"].to_pylist(), table["checksum"].to_pylist(), strict=True))
+    checksums = dict(zip(_places(table), table["checksum"].to_pylist(), strict=True))
     shards = []
     for entry in document["shards"]:
         path = folder / f"{entry['shard_id']}.safetensors"
         source = Shard(manifest.parent / entry["path"])
         for index, sample_id in enumerate(source.header.sample_ids):
-            _check_source(source, index, sample_id, checksums[sample_id])
+            _check_source(source, index, sample_id, checksums[entry["shard_id"], index])
         if not _is_there(path, source, storage):
             part = path.with_name(f"{path.name}.part")
             write_compact(source, part, storage, top_token)
             publish(part, path)
         compact = CompactShard(path)
-        for index, sample_id in enumerate(source.header.sample_ids):
+        for index in range(len(source)):
             _check_sample(compact, source, index, storage, top_token)
-            checksums[sample_id] = compact.checksum(index)
+            checksums[entry["shard_id"], index] = compact.checksum(index)
         shards.append({**entry, "path": f"shards/{path.name}", "bytes": path.stat().st_size, "checksum": _file_checksum(path)})
     _write_table(table, checksums, Path(output) / "samples.parquet")
     document = {**document, "storage": json.loads(storage.text), "shards": shards}
@@ -111,8 +112,13 @@ def _raw(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(torch.uint8)  # e4m3 has no comparison of its own
 
 
-def _write_table(table: pa.Table, checksums: dict[str, str], path: Path) -> None:
-    column = pa.array([checksums[sample_id] for sample_id in table["sample_id"].to_pylist()])
+def _places(table: pa.Table) -> Iterator[tuple[str, int]]:
+    """Shard and position of each row: where nothing is deduplicated, a sample's id may be there several times."""
+    return zip(table["shard_id"].to_pylist(), table["position"].to_pylist(), strict=True)
+
+
+def _write_table(table: pa.Table, checksums: dict[tuple[str, int], str], path: Path) -> None:
+    column = pa.array([checksums[place] for place in _places(table)])
     part = path.with_name(f"{path.name}.part")
     pq.write_table(table.set_column(table.schema.get_field_index("checksum"), "checksum", column), part)
     publish(part, path)

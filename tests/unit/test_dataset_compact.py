@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from synthetic import Synthetic, capture_spec, norm_model, small
+from synthetic import Synthetic, capture_spec, norm_model, sample, small, write_manifest
 
 from draftstates import model
 from draftstates.compact import compact_manifest
@@ -65,6 +65,20 @@ def test_a_compact_manifest_reads_as_the_whole_one(tmp_path: Path, manifest: Syn
             assert found[name].dtype == right.dtype and torch.equal(found[name][rows], right)
         if storage.supervised_rows:
             assert not found["final_hidden_state"][~needed].any() and (~needed).any()
+
+
+def test_a_sample_that_several_shards_hold_is_made_compact_in_each(tmp_path: Path) -> None:
+    """Without deduplication; one batch or another, so the copies' states differ in the last bits and have checksums of their own."""
+    spec = capture_spec(hidden_size=64)
+    first, twice, last = (sample(5 + i, spec=spec, seed=i) for i in range(3))
+    again = {**twice, "hidden_states": twice["hidden_states"] * 1.01}
+    manifest = write_manifest(tmp_path / "run", [[first, twice], [again, last, first]], spec=spec)
+    compact_manifest(manifest.path, tmp_path / "compact", ROWS)
+    compact_manifest(manifest.path, tmp_path / "compact", ROWS)
+    whole = ShardDataset(manifest.path)
+    compact = ShardDataset(tmp_path / "compact" / "manifest.json", verify=True)
+    assert len(compact) == len(whole) == 5
+    assert all(torch.equal(compact[i]["hidden_states"], whole[i]["hidden_states"]) for i in range(5))
 
 
 def test_states_whose_top_token_would_change_are_stored_in_full(tmp_path: Path) -> None:
