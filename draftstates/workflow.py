@@ -3,11 +3,12 @@
 Everything here is cheap: Snakemake parses its files again for every job on a cluster.
 """
 
+import hashlib
 import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ ANY_RUN = "[^/]+"
 _WITH_VOCABULARY = ("speculators", "specforge")  # the others draft with the model's own, or make theirs
 _NO_IMAGE = "envs/tools.sif"
 _TOKENIZER_FILES = ("tokenizer*", "*.jinja", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model", "*.py")
+_TOKENIZER_FILES += ("*.tiktoken", "additional_chat_templates/*.jinja")
+_TOKENIZER_FILES += ("config.json", "generation_config.json")  # they name end tokens, which are targets, and the tokenizer's class
 
 
 def source_digest(*parts: str) -> str:
@@ -52,6 +55,32 @@ def tokenizer_digest(folder: Path) -> str:
     if not (folder / "config.json").exists():
         return "not there"
     return files_digest(sorted({file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern)}), root=folder)[:16]
+
+
+def data_digest(names: Iterable[str]) -> str:
+    """Hash of the name, size and modification time of data files, and of every file in folders among them; none is read.
+
+    As a parameter it shows what Snakemake's own look at times does not: a file that is older than the outputs and yet not the one that
+    they were made of, and a file in a folder whose own time stayed. What is not there is left to the rule that needs it.
+    """
+    digest = hashlib.sha256()
+    for name in names:
+        for path in _files_of(name):
+            try:
+                found = os.stat(path)
+                state = f"{found.st_size} {found.st_mtime_ns}"
+            except OSError:
+                state = "not there"
+            digest.update(os.fsencode(path) + f"\0{state}\0".encode())
+    return digest.hexdigest()[:16]
+
+
+def _files_of(name: str) -> Iterator[str]:
+    if not os.path.isdir(name):
+        yield name
+    for folder, folders, files in os.walk(name):
+        folders.sort()
+        yield from (os.path.join(folder, file) for file in sorted(files))
 
 
 def vocabulary_name(plan: Mapping[str, Any], model: Path, draft_size: int) -> str:

@@ -63,6 +63,10 @@ def tokenise_options(wildcards):
     return json.dumps(options, sort_keys=True)
 
 
+def data_digest(wildcards):
+    return ask.data_digest(source_files(wildcards))
+
+
 def tokenizer_digest(wildcards):
     return ask.tokenizer_digest(MODEL)
 

@@ -33,7 +33,7 @@ rule tokenise:
     Turn a source's conversations into tokens and loss masks.
 
     The tokenizer's content is a parameter and the model's age no matter, so that weights replaced in
-    the same folder tokenise nothing again.
+    the same folder tokenise nothing again. Sizes and times of the data files are one too: see `data_digest`.
     """
     input:
         files=source_files,
@@ -49,6 +49,7 @@ rule tokenise:
     threads: 1024
     params:
         options=tokenise_options,
+        data=data_digest,
         tokenizer=tokenizer_digest,
         code=ask.source_digest("tokens", "ids.py"),
     shell:

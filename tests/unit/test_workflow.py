@@ -1,6 +1,7 @@
 """What the rules ask: which shards are there, and whether sources and models have changed."""
 
 import ast
+import os
 import re
 from pathlib import Path
 
@@ -60,6 +61,16 @@ def test_the_source_digest_follows_content_alone(tmp_path: Path, monkeypatch: py
         workflow.source_digest("gone.py")
 
 
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "additional_chat_templates/tool_use.jinja", "qwen.tiktoken"])
+def test_the_tokenizer_digest_covers_all_that_decides_tokens_and_masks(tmp_path: Path, name: str) -> None:
+    """`eos_token_id` in the first two says what ends a turn, and so what is a target."""
+    (tmp_path / "config.json").write_text("{}")
+    before = workflow.tokenizer_digest(tmp_path)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text('{"eos_token_id": 7}')
+    assert workflow.tokenizer_digest(tmp_path) != before
+
+
 def test_the_tokenizer_digest_ignores_weights(tmp_path: Path) -> None:
     assert workflow.tokenizer_digest(tmp_path) == workflow.model_digest(tmp_path) == "not there"
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
@@ -69,6 +80,35 @@ def test_the_tokenizer_digest_ignores_weights(tmp_path: Path) -> None:
     assert workflow.tokenizer_digest(tmp_path) == before
     (tmp_path / "tokenizer.json").write_text("another")
     assert workflow.tokenizer_digest(tmp_path) != before
+
+
+@pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
+def test_the_data_digest_sees_a_file_replaced_by_one_of_its_size(tmp_path: Path, folder: bool) -> None:
+    """Also deep in a folder, whose own time stays as it is."""
+    data = tmp_path / "data"
+    file = data / "split" / "part.arrow" if folder else data
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("one")
+    digests, times = [workflow.data_digest([str(data)])], data.stat().st_mtime_ns
+    assert workflow.data_digest([str(data)]) == digests[0]
+    for content, moment in (("two", 1), ("two", 2), ("longer", 2)):
+        file.write_text(content)
+        os.utime(file, ns=(moment, moment))
+        digests.append(workflow.data_digest([str(data)]))
+    if folder:
+        assert data.stat().st_mtime_ns == times
+        (data / "split" / "another.arrow").touch()
+        digests.append(workflow.data_digest([str(data)]))
+    assert len(set(digests)) == len(digests)
+
+
+def test_the_data_digest_leaves_what_is_not_there_to_others(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "link").symlink_to(tmp_path / "nowhere")
+    names = [str(tmp_path / "gone.jsonl"), str(tmp_path / "folder")]
+    before = workflow.data_digest(names)
+    (tmp_path / "gone.jsonl").touch()
+    assert workflow.data_digest(names) != before
 
 
 def imported(file: Path, seen: set[Path]) -> set[Path]:

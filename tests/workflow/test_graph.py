@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from changes import NO_CHANGES, edit_row, exclude_sample, remove_attestation
-from workspace import REPOSITORY, Workspace, make_workspace, tiny_config
+from workspace import REPOSITORY, Workspace, chat, make_workspace, tiny_config
 
 WITHOUT_PROFILE = ("--workflow-profile", "none")
 
@@ -60,6 +60,53 @@ def test_one_shard_and_the_attestation_deleted_is_one_capture(workspace: Workspa
     remove_attestation(workspace)
     run = workspace.run(*WITHOUT_PROFILE)
     assert (run.extracted, run.jobs("server")) == (1, 1)
+
+
+def test_other_data_older_than_its_tokens_are_tokenised(workspace: Workspace) -> None:
+    """Moved into place, as by `mv` or `rsync -a`: Snakemake sees no input that is newer than what was made of it."""
+    data, tokens = workspace.folder / "one.jsonl", workspace.results / "tokens" / "one.parquet"
+    edit_row(workspace)
+    os.utime(data, ns=(tokens.stat().st_mtime_ns - 1_000_000,) * 2)
+    run = workspace.run()
+    assert run.jobs("tokenise") == 1
+    assert 1 <= run.extracted <= 2
+    assert workspace.run().nothing_to_be_done
+
+
+def test_a_data_folder_saved_again_is_tokenised_again(workspace: Workspace) -> None:
+    """`save_to_disk` leaves the folder's own time as it was."""
+    import datasets
+
+    folder, rows = workspace.folder / "one", workspace.rows()
+    workspace.config["data"]["sources"][0]["files"] = ["one"]
+    datasets.Dataset.from_list(rows).save_to_disk(folder)
+    before = folder.stat().st_mtime_ns
+    assert workspace.run().extracted == 0, "the rows of before, in another kind of file"
+    datasets.Dataset.from_list([*rows[:17], chat("edited"), *rows[18:]]).save_to_disk(folder)
+    assert folder.stat().st_mtime_ns == before
+    run = workspace.run()
+    assert run.jobs("tokenise") == 1
+    assert 1 <= run.extracted <= 2
+
+
+def test_data_touched_are_tokenised_again_and_captured_and_verified_not(workspace: Workspace) -> None:
+    before = {path: path.read_bytes() for path in workspace.results.glob("tokens/*.*")}
+    (workspace.folder / "one.jsonl").touch()
+    run = workspace.run()
+    assert [run.jobs(rule) for rule in ("tokenise", "server", "extract", "verify")] == [1, 0, 0, 0]
+    assert before == {path: path.read_bytes() for path in workspace.results.glob("tokens/*.*")}
+    assert workspace.run().nothing_to_be_done
+
+
+def test_data_that_are_gone_are_named_where_tokens_are_to_be_made_of_them(workspace: Workspace) -> None:
+    (workspace.folder / "one.jsonl").unlink()
+    assert workspace.run().nothing_to_be_done
+    (workspace.results / "tokens" / "one.parquet").unlink()
+    failed = workspace.snakemake()
+    assert failed.returncode != 0
+    assert "Missing input files for rule tokenise" in failed.stdout
+    assert "one.jsonl" in failed.stdout
+    assert "Traceback" not in failed.stdout
 
 
 def test_a_wrong_key_is_named_before_anything_runs(workspace: Workspace) -> None:
