@@ -31,7 +31,7 @@ from bench_servers import bench_spec, turn
 from capture import Mix, plain
 from server_harness import CPU_FLAGS, serve
 
-from draftstates.plan import read_plan
+from draftstates.plan_file import read_plan
 
 
 class Run:

@@ -9,6 +9,7 @@ import torch
 import xxhash
 
 from draftstates import ids
+from draftstates.capture_spec import STORED_DTYPES
 from draftstates.shards import Shard, ShardHeader
 
 _BLOCK_BYTES = 1 << 18  # hashed and looked through while it lies in the processor's cache
@@ -42,7 +43,7 @@ def check_header(header: ShardHeader, *, capture: Mapping[str, Any], shard_id: s
         "final_norm": capture["final_norm"],
         "residual_layers": list(layers),
         "shape of a row": ((len(layers), hidden), (hidden,)),
-        "dtype": {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}[capture["stored_dtype"]],
+        "dtype": STORED_DTYPES[capture["stored_dtype"]][0],
     }
     found = {
         **{name: header.metadata[name] for name in ("shard_id", "capture_key", "final_norm")},

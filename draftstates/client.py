@@ -18,7 +18,6 @@ import numpy as np
 from draftstates import ids, wire
 from draftstates.errors import UserError
 
-TOP_TOKENS = 5
 _RECEIPT_POLL_SECONDS = 0.005
 _SYNC_DEADLINE_SECONDS = 600.0  # after the last receipt; write-back began with the first row
 _RECEIPT_DEADLINE_SECONDS = 120.0  # after the answer; the rows are then at most one queue away from their file
@@ -183,7 +182,7 @@ class Client:
             "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True},
             "return_logprob": True,
             "logprob_start_len": -1,
-            "top_logprobs_num": TOP_TOKENS,
+            "top_logprobs_num": wire.TOP_TOKENS,
         }
         if self._endpoint.fresh_namespace:
             body["extra_key"] = destination.attempt

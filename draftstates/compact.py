@@ -7,7 +7,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-import xxhash
 
 from draftstates import model
 from draftstates.building import publish, publish_text
@@ -15,8 +14,8 @@ from draftstates.dataset import read_manifest
 from draftstates.errors import UserError
 from draftstates.shards import Shard
 from draftstates.storage import CompactShard, Storage, TopToken, compact_sample, write_compact
+from draftstates.verify import file_checksum
 
-_BLOCK = 1 << 24
 _ROWS = 1024  # logits of so many rows at a time
 
 
@@ -55,7 +54,7 @@ def compact_manifest(manifest: Path, output: Path, storage: Storage, model_folde
         for index in range(len(source)):
             _check_sample(compact, source, index, storage, top_token)
             checksums[entry["shard_id"], index] = compact.checksum(index)
-        shards.append({**entry, "path": f"shards/{path.name}", "bytes": path.stat().st_size, "checksum": _file_checksum(path)})
+        shards.append({**entry, "path": f"shards/{path.name}", "bytes": path.stat().st_size, "checksum": file_checksum(path)})
     _write_table(table, checksums, Path(output) / "samples.parquet")
     document = {**document, "storage": json.loads(storage.text), "shards": shards}
     if "totals" in document:
@@ -122,11 +121,3 @@ def _write_table(table: pa.Table, checksums: dict[tuple[str, int], str], path: P
     part = path.with_name(f"{path.name}.part")
     pq.write_table(table.set_column(table.schema.get_field_index("checksum"), "checksum", column), part)
     publish(part, path)
-
-
-def _file_checksum(path: Path) -> str:
-    digest = xxhash.xxh3_128()
-    with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()

@@ -22,9 +22,6 @@ from draftstates.probes import choose_probes
 from draftstates.progress import Progress
 from draftstates.reuse import Copied, copy_captured
 
-RECEIPTS_FORMAT = "draftstates.receipts"
-RECEIPTS_VERSION = 1
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExtractOptions:
@@ -269,8 +266,8 @@ def receipts_document(
     done = iter(captured)
     samples = [copied[position] if position in copied else _whole(next(done)) for position in range(len(tokens.sample_ids))]
     return {
-        "format": RECEIPTS_FORMAT,
-        "format_version": RECEIPTS_VERSION,
+        "format": wire.RECEIPTS_FORMAT,
+        "format_version": wire.RECEIPTS_VERSION,
         "shard_id": tokens.shard_id,
         "capture_key": spec.key,
         "engine": {"name": "sglang", "version": ", ".join(sorted(engines))},

@@ -15,7 +15,7 @@ from draftstates import shards
 from draftstates.building import publish, publish_text
 from draftstates.containers import distinct, present_image
 from draftstates.errors import UserError
-from draftstates.plan import check_accounting
+from draftstates.plan_file import check_accounting
 from draftstates.verified import FORMAT as VERIFIED_FORMAT
 from draftstates.verified import FORMAT_VERSION as VERIFIED_VERSION
 from draftstates.verified import sealed

@@ -1,7 +1,6 @@
 """The plan: which samples are captured, in which shards, and whether the disk has room for them. No server is needed for any of it."""
 
 import dataclasses
-import json
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -14,12 +13,11 @@ from draftstates.boundaries import segment
 from draftstates.capture_spec import CaptureSpec
 from draftstates.containers import distinct, present_image
 from draftstates.errors import UserError
+from draftstates.plan_file import FORMAT, FORMAT_VERSION, check_accounting
 from draftstates.probes import choose_probes
 from draftstates.room import check_room
 from draftstates.token_files import SourceIndex, read_index, write_shard_tokens
 
-FORMAT = "draftstates.plan"
-FORMAT_VERSION = 1
 _BYTES_PER_SAMPLE = 1024  # name in the header, receipt, verification's and manifest's entry
 _BYTES_PER_SHARD = 16384  # page-aligned headers of shard and probe file
 
@@ -101,43 +99,6 @@ def run_folder(results: Path, spec: CaptureSpec) -> str:
         return spec.run_name
     present = sorted(path.name for path in results.glob(f"*-{spec.key[:8]}") if path.is_dir())
     return present[0] if present else spec.run_name
-
-
-def read_plan(path: Path) -> dict[str, Any]:
-    """Read `plan.json`.
-
-    Raises:
-        UserError: not a plan of this version.
-    """
-    try:
-        plan = json.loads(Path(path).read_bytes())
-        found = (plan["format"], plan["format_version"])
-        if found == (FORMAT, FORMAT_VERSION):
-            _check_fields(plan)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: expected a plan, found {type(error).__name__}: {error}; run again with --forcerun plan") from error
-    if found != (FORMAT, FORMAT_VERSION):
-        raise UserError(f"{path}: expected {FORMAT} version {FORMAT_VERSION}, found {found[0]} {found[1]}; plan again")
-    return plan
-
-
-def _check_fields(plan: dict[str, Any]) -> None:
-    """Touch what every reader of a plan needs; whatever is not there raises."""
-    _ = Path(plan["run"]), plan["capture"]["key"], plan["accounting"]["sources"].items(), plan["accounting"]["totals"].items()
-    _ = [shard[name] for shard in plan["shards"] for name in ("shard_id", "source", "samples", "tokens", "bytes")]
-
-
-def check_accounting(name: str, counts: dict[str, Any]) -> None:
-    """Hold a source (or the total) to promise 1.
-
-    Raises:
-        UserError: rows in are not kept + skipped + failed.
-    """
-    skipped, failed = sum(counts["skipped"].values()), sum(counts["failed"].values())
-    if counts["rows_in"] != counts["kept"] + skipped + failed:
-        raise UserError(
-            f"{name}: unexplained rows: {counts['rows_in']:,} in, but {counts['kept']:,} kept + {skipped:,} skipped + {failed:,} failed"
-        )
 
 
 def _cut_sources(token_files: list[Path], spec: CaptureSpec, options: PlanOptions) -> list[_Cut]:

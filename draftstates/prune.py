@@ -6,7 +6,7 @@ from pathlib import Path
 
 from draftstates import manifest
 from draftstates.errors import UserError
-from draftstates.plan import read_plan
+from draftstates.plan_file import read_plan
 from draftstates.workflow import SHARD_PARTS
 
 

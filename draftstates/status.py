@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Group
 from rich.table import Table
 
-from draftstates.plan import read_plan
+from draftstates.plan_file import read_plan
 from draftstates.progress import Running, running
 
 _SILENT_SECONDS = 300.0  # longer than a sample takes; then a running extraction is shown as silent

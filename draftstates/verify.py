@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import xxhash
 
-from draftstates import ids
+from draftstates import ids, wire
 from draftstates.alignment import Rounding, check_alignment
 from draftstates.checks import Finding, Scan, check_checksum, check_header, check_layout, check_receipt, scan_sample
 from draftstates.containers import present_image
@@ -21,8 +21,6 @@ from draftstates.probes import choose_probes
 from draftstates.shards import Shard
 from draftstates.verified import FORMAT, FORMAT_VERSION, sealed
 
-_RECEIPTS = ("draftstates.receipts", 1)
-_TOP_TOKENS = 5
 _SHOWN = 20
 _READ_BYTES = 1 << 22
 
@@ -114,8 +112,9 @@ def _read_receipts(path: Path) -> dict[str, Any]:
             receipt["sample_id"]  # noqa: B018
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: expected a shard's receipts: {type(error).__name__}: {error}; {CAPTURE_ANEW}") from error
-    if found != _RECEIPTS:
-        raise UserError(f"{path}: expected {_RECEIPTS[0]} version {_RECEIPTS[1]}, found {found[0]} {found[1]}; {CAPTURE_ANEW}")
+    if found != (wire.RECEIPTS_FORMAT, wire.RECEIPTS_VERSION):
+        expected = f"{wire.RECEIPTS_FORMAT} version {wire.RECEIPTS_VERSION}"
+        raise UserError(f"{path}: expected {expected}, found {found[0]} {found[1]}; {CAPTURE_ANEW}")
     return said
 
 
@@ -179,7 +178,7 @@ def _check_alignment(file: Shard, receipts: Sequence[Mapping[str, Any]], *, head
         if _is_top(receipt.get("top"), vocabulary=len(head.weight)):
             usable.append(index)
         else:
-            detail = f"expected {_TOP_TOKENS} pairs of token and log probability, the receipt has {receipt.get('top')}"
+            detail = f"expected {wire.TOP_TOKENS} pairs of token and log probability, the receipt has {receipt.get('top')}"
             findings.append(Finding(check="alignment", sample_id=names[index], detail=detail))
     if not usable:
         return findings, 0.0
@@ -192,7 +191,7 @@ def _check_alignment(file: Shard, receipts: Sequence[Mapping[str, Any]], *, head
 
 def _is_top(top: Any, *, vocabulary: int) -> bool:
     try:
-        return len(top) == _TOP_TOKENS and all(0 <= int(token) < vocabulary and math.isfinite(value) for token, value in top)
+        return len(top) == wire.TOP_TOKENS and all(0 <= int(token) < vocabulary and math.isfinite(value) for token, value in top)
     except (TypeError, ValueError):
         return False
 

@@ -14,6 +14,8 @@ from draftstates.errors import UserError
 
 VERSION = "ds1"
 ANSWER_KEY = "draftstates"  # in the answer's meta_info: proof that the plug-in saw the request
+RECEIPTS_FORMAT, RECEIPTS_VERSION = "draftstates.receipts", 1  # of a shard's file, which extraction makes of the lines
+TOP_TOKENS = 5  # most likely next tokens that are asked for with each sample, and held to its last state
 RECEIPTS_SUFFIX = ".receipts.jsonl"
 PLAIN, PROBE = "c", "p"  # a probe is compared with what forward pre-hooks see
 

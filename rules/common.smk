@@ -10,6 +10,7 @@ from draftstates import workflow as ask
 from draftstates.config import check_model, check_results, resolve, save_resolved
 from draftstates.errors import UserError
 from draftstates.forecast import forecast
+from draftstates.plan_file import read_plan
 from draftstates.progress import say_each_minute
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
@@ -76,20 +77,19 @@ def model_digest(wildcards):
 
 
 @functools.lru_cache(maxsize=1)
-def read_plan(path, modified):
+def plan_as_of(modified):
     try:
-        plan = json.loads(Path(path).read_text())
-        if modified > STARTED and workflow.is_main_process:
-            logger.info(forecast(plan, config["extract"]["tokens_per_second"]))
-        return {"run": plan["run"], "shards": plan["shards"]}
-    except (ValueError, KeyError, TypeError) as error:
-        raise WorkflowError(f"{path}: expected a plan ({type(error).__name__}: {error}); delete it and run again")
+        plan = read_plan(PLAN)
+    except UserError as error:
+        raise WorkflowError(str(error)) from None
+    if modified > STARTED and workflow.is_main_process:
+        logger.info(forecast(plan, config["extract"]["tokens_per_second"]))
+    return {"run": plan["run"], "shards": plan["shards"]}
 
 
 def planned():
     """The plan, once its checkpoint has been reached in this run."""
-    path = checkpoints.plan.get().output.plan
-    return read_plan(path, os.stat(path).st_mtime_ns)
+    return plan_as_of(os.stat(checkpoints.plan.get().output.plan).st_mtime_ns)
 
 
 def in_run(pattern):

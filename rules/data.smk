@@ -92,6 +92,7 @@ checkpoint plan:
         exclude=sorted(config["exclude"]),
         code=ask.source_digest(
             "plan.py",
+            "plan_file.py",
             "boundaries.py",
             "room.py",
             "token_files.py",

@@ -29,7 +29,18 @@ rule export:
     params:
         folder=subpath(output.export, parent=True),
         options=export_options,
-        code=ask.source_digest("exports", "dataset.py", "final_norm.py", "vocab.py", "shards.py", "capture_spec.py"),
+        code=ask.source_digest(
+            "exports",
+            "dataset.py",
+            "readers.py",
+            "storage.py",
+            "model.py",
+            "final_norm.py",
+            "vocab.py",
+            "shards.py",
+            "capture_spec.py",
+            "ids.py",
+        ),
     shell:
         """
         exec python scripts/export.py \

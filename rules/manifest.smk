@@ -28,7 +28,7 @@ rule manifest:
         BENCHMARKS / "{run}" / "manifest.tsv"
     params:
         run_folder=subpath(output.manifest, parent=True),
-        code=ask.source_digest("manifest.py"),
+        code=ask.source_digest("manifest.py", "plan_file.py", "verified.py", "shards.py", "capture_spec.py", "ids.py"),
     shell:
         """
         exec python scripts/manifest.py \

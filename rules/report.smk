@@ -35,7 +35,7 @@ rule token_statistics:
         BENCHMARKS / "statistics.tsv"
     params:
         rate=tokens_per_second_option,
-        code=ask.source_digest("tokens/statistics.py", "forecast.py", "token_files.py"),
+        code=ask.source_digest("tokens/statistics.py", "forecast.py", "plan_file.py", "token_files.py"),
     shell:
         """
         exec python scripts/token_statistics.py {input.plan:q} \
@@ -61,7 +61,7 @@ rule sample_pages:
     params:
         trust="--trust-remote-code" if config["model"]["trust_remote_code"] else "",
         tokenizer=tokenizer_digest,
-        code=ask.source_digest("tokens/show.py"),
+        code=ask.source_digest("tokens/show.py", "tokens/tokenizer.py", "token_files.py"),
     shell:
         """
         exec python scripts/show_sample.py {input.tokens:q} \
@@ -88,7 +88,7 @@ rule vocabulary:
     params:
         size=config["draft_vocab_size"],
         parent=subpath(output.folder, parent=True),
-        code=ask.source_digest("tokens/vocabulary.py", "vocab.py"),
+        code=ask.source_digest("tokens/vocabulary.py", "vocab.py", "exports/common.py", "plan_file.py"),
     shell:
         """
         exec python scripts/vocabulary.py {input.plan:q} \

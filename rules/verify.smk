@@ -26,7 +26,21 @@ rule verify:
     # reading and hashing scale with cores, up to what a disk gives
     threads: 4
     params:
-        code=ask.source_digest("verify.py", "verified.py", "checks.py", "alignment.py", "prefixes.py"),
+        code=ask.source_digest(
+            "verify.py",
+            "verified.py",
+            "checks.py",
+            "alignment.py",
+            "prefixes.py",
+            "probes.py",
+            "plan_file.py",
+            "wire.py",
+            "model.py",
+            "final_norm.py",
+            "shards.py",
+            "capture_spec.py",
+            "ids.py",
+        ),
     shell:
         """
         exec python scripts/verify.py \

@@ -7,7 +7,7 @@ from pathlib import Path
 from draftstates import cli
 from draftstates.accounting import table
 from draftstates.errors import UserError
-from draftstates.plan import read_plan
+from draftstates.plan_file import read_plan
 
 
 def main() -> None:

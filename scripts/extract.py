@@ -8,7 +8,7 @@ from draftstates import config, extract
 from draftstates.capture_spec import CaptureSpec
 from draftstates.cli import run
 from draftstates.client import Endpoint
-from draftstates.plan import read_plan
+from draftstates.plan_file import read_plan
 from draftstates.room import check_free
 from draftstates.server.command import server_settings
 from draftstates.server.engine import server_info

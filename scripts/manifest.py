@@ -6,7 +6,7 @@ from pathlib import Path
 from draftstates.accounting import table
 from draftstates.cli import run
 from draftstates.manifest import write_manifest
-from draftstates.plan import read_plan
+from draftstates.plan_file import read_plan
 
 
 def main() -> None:

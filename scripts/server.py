@@ -10,7 +10,7 @@ from draftstates.capture_spec import CaptureSpec
 from draftstates.cli import run
 from draftstates.errors import UserError
 from draftstates.exports.possible import check_exports
-from draftstates.plan import read_plan
+from draftstates.plan_file import read_plan
 from draftstates.room import check_room
 from draftstates.server.command import attestation_path, server_settings
 from draftstates.server.lease import lease

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from draftstates.building import publish_text
 from draftstates.cli import run
-from draftstates.plan import read_plan
+from draftstates.plan_file import read_plan
 from draftstates.tokens.statistics import as_html, as_text, statistics
 
 

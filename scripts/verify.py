@@ -10,7 +10,7 @@ from pathlib import Path
 from draftstates.building import publish_text
 from draftstates.cli import run
 from draftstates.errors import ShardRefused
-from draftstates.plan import read_plan
+from draftstates.plan_file import read_plan
 from draftstates.verify import verify_shard
 
 

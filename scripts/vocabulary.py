@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from draftstates.cli import run
-from draftstates.plan import read_plan
+from draftstates.plan_file import read_plan
 from draftstates.tokens.vocabulary import write_vocabulary
 from draftstates.vocab import model_vocab_size
 

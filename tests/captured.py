@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from draftstates import ids, shards
 from draftstates.capture_spec import CaptureSpec, torch_dtype
 from draftstates.model import capture_spec, read_model
-from draftstates.plan import FORMAT, FORMAT_VERSION
+from draftstates.plan_file import FORMAT, FORMAT_VERSION
 from draftstates.probes import choose_probes
 
 HIDDEN, VOCABULARY, LAYERS, END_TOKEN = 64, 400, (2, 4, 5), 7

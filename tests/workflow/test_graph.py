@@ -98,15 +98,27 @@ def test_data_touched_are_tokenised_again_and_captured_and_verified_not(workspac
     assert workspace.run().nothing_to_be_done
 
 
-def test_data_that_are_gone_are_named_where_tokens_are_to_be_made_of_them(workspace: Workspace) -> None:
+def test_data_that_are_gone_are_named_once_they_are_needed(workspace: Workspace) -> None:
     (workspace.folder / "one.jsonl").unlink()
     assert workspace.run().nothing_to_be_done
-    (workspace.results / "tokens" / "one.parquet").unlink()
+    shutil.rmtree(workspace.results)
     failed = workspace.snakemake()
     assert failed.returncode != 0
     assert "Missing input files for rule tokenise" in failed.stdout
     assert "one.jsonl" in failed.stdout
     assert "Traceback" not in failed.stdout
+
+
+def test_a_damaged_plan_is_named_and_what_the_message_says_mends_it(workspace: Workspace) -> None:
+    plan = workspace.results / "plan.json"
+    whole = plan.read_text()
+    plan.write_text(whole[:100])
+    failed = workspace.snakemake()
+    assert failed.returncode != 0
+    assert "plan.json: expected a plan" in failed.stdout and "run again with --forcerun plan" in failed.stdout
+    assert "Traceback" not in failed.stdout
+    assert workspace.run("--forcerun", "plan").extracted == 0
+    assert json.loads(plan.read_text())["shards"] == json.loads(whole)["shards"]
 
 
 def test_a_wrong_key_is_named_before_anything_runs(workspace: Workspace) -> None:
