@@ -228,13 +228,24 @@ class ShardDataset(Dataset):
                 shard = open_shard(path, compact=self.storage is not None)
             except OSError as error:
                 raise UserError(f"{path}: {self.path} lists this shard, but it cannot be read: {error.strerror}") from error
-            found = shard.metadata["shard_id"], shard.metadata["capture_key"]
-            if found != (entry["shard_id"], self.capture["key"]):
-                raise UserError(f"{shard.path}: expected shard {entry['shard_id']} of capture {self.capture['key']}, found {found}")
+            _check_shard(shard, entry, self.capture)
             if len(self._open) >= _OPEN_SHARDS:
                 self._open.popitem(last=False)
         self._open[number] = shard
         return shard
+
+
+def _check_shard(shard: ShardReader, entry: Mapping[str, object], capture: Mapping[str, object]) -> None:
+    """A shard must be the one that the manifest lists, and hold what the manifest says of all: a manifest may have been changed."""
+    expected = {
+        "shard_id": entry["shard_id"],
+        "capture_key": capture["key"],
+        "residual_layers": json.dumps(list(capture["residual_layers"])),
+        "final_norm": capture["final_norm"],
+    }
+    for name, value in expected.items():
+        if shard.metadata.get(name) != value:
+            raise UserError(f"{shard.path}: the manifest says {name} {value}, the shard {shard.metadata.get(name)}")
 
 
 def _check_totals(path: Path, totals: Mapping[str, object], index: Index) -> None:

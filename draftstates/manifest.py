@@ -124,7 +124,10 @@ def _totals(plan: Mapping[str, Any], verified: list[dict[str, Any]]) -> dict[str
         check_accounting(f"source {name}", account)
     check_accounting("all sources", accounting["totals"])
     for field in ("samples", "tokens", "supervised_tokens"):
-        in_shards, counted = sum(entry[field] for entry in plan["shards"]), accounting["totals"][field]
+        in_sources, counted = sum(account[field] for account in accounting["sources"].values()), accounting["totals"][field]
+        if in_sources != counted:
+            raise UserError(f"unexplained rows: {counted:,} {field} in all, the sources have {in_sources:,}; plan again")
+        in_shards = sum(entry[field] for entry in plan["shards"])
         if in_shards != counted:
             raise UserError(f"unexplained rows: {counted:,} {field} are accounted for, the shards have {in_shards:,}; plan again")
     return {**accounting["totals"], "bytes": sum(found["bytes"] for found in verified)}

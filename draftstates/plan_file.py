@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from draftstates.capture_spec import CaptureSpec
 from draftstates.errors import UserError
 
 FORMAT = "draftstates.plan"
@@ -32,6 +33,9 @@ def _check_fields(plan: dict[str, Any]) -> None:
     """Touch what every reader of a plan needs; whatever is not there raises."""
     _ = Path(plan["run"]), plan["capture"]["key"], plan["accounting"]["sources"].items(), plan["accounting"]["totals"].items()
     _ = [shard[name] for shard in plan["shards"] for name in ("shard_id", "source", "samples", "tokens", "bytes")]
+    fields = {name: value for name, value in plan["capture"].items() if name != "key"}
+    if (key := CaptureSpec(**fields).key) != plan["capture"]["key"]:
+        raise ValueError(f"a capture changed since it was planned: its fields make key {key[:16]}, found {plan['capture']['key'][:16]}")
 
 
 def check_accounting(name: str, counts: dict[str, Any]) -> None:

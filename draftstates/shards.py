@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import math
 import os
 import warnings
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     import torch
 
 FORMAT = "draftstates.shard"
+_ITEM_BYTES = dict(STORED_DTYPES.values())  # by safetensors' code
 _HEADER_ALIGNMENT = 4096  # the first row starts on a page, so that aligned writes stay aligned
 
 
@@ -95,30 +97,37 @@ def create(
     if rows != len(input_ids) or rows != len(loss_mask) or len(lengths) != len(sample_ids):
         raise ValueError(f"{len(sample_ids)} samples of {rows} tokens, but {len(input_ids)} ids and {len(loss_mask)} mask values")
     offsets = np.concatenate([[0], np.cumsum(np.asarray(lengths, dtype=np.int64))]).astype("<i8")
-    name, itemsize = STORED_DTYPES[spec.stored_dtype]
-    layers, hidden = len(spec.residual_layers), spec.hidden_size
-    shapes = {
-        "offsets": ("I64", [len(offsets)], 8),
-        "hidden_states": (name, [rows, layers, hidden], itemsize),
-        "final_hidden_state": (name, [rows, hidden], itemsize),
-        "input_ids": ("I32", [rows], 4),
-        "loss_mask": ("U8", [rows], 1),
-    }
-    entries: dict[str, object] = {"__metadata__": _metadata(spec, shard_id, sample_ids)}
-    at = 0
-    for tensor, (dtype, shape, size) in shapes.items():
-        end = at + int(np.prod(shape)) * size
-        entries[tensor] = {"dtype": dtype, "shape": shape, "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % _HEADER_ALIGNMENT)
-    _write_layout(path, len(text).to_bytes(8, "little") + text, at)
+    shape = (rows, len(spec.residual_layers), spec.hidden_size)
+    code, _ = STORED_DTYPES[spec.stored_dtype]
+    text, size = _header(_metadata(spec, shard_id, sample_ids), dtype=code, shape=shape, samples=len(sample_ids))
+    _write_layout(path, text, size)
     header = read_header(path)
     with open(path, "r+b") as file:
         for tensor, values in (("offsets", offsets), ("input_ids", input_ids), ("loss_mask", loss_mask)):
             file.seek(header.tensors[tensor][2])
             file.write(np.ascontiguousarray(values, dtype={"offsets": "<i8", "input_ids": "<i4", "loss_mask": np.uint8}[tensor]).data)
     return header
+
+
+def _header(metadata: dict[str, str], *, dtype: str, shape: tuple[int, int, int], samples: int) -> tuple[bytes, int]:
+    """The bytes of a shard's header, and those of the whole file; `shape` [T, K, H] and `dtype` are those of `hidden_states`."""
+    rows, _, hidden = shape
+    tensors = {
+        "offsets": ("I64", [samples + 1], 8),
+        "hidden_states": (dtype, [*shape], _ITEM_BYTES[dtype]),
+        "final_hidden_state": (dtype, [rows, hidden], _ITEM_BYTES[dtype]),
+        "input_ids": ("I32", [rows], 4),
+        "loss_mask": ("U8", [rows], 1),
+    }
+    entries: dict[str, object] = {"__metadata__": metadata}
+    at = 0
+    for tensor, (code, extent, item_bytes) in tensors.items():
+        end = at + math.prod(extent) * item_bytes
+        entries[tensor] = {"dtype": code, "shape": extent, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % _HEADER_ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text, 8 + len(text) + at
 
 
 def _metadata(spec: CaptureSpec, shard_id: str, sample_ids: Sequence[str]) -> dict[str, str]:
@@ -134,15 +143,15 @@ def _metadata(spec: CaptureSpec, shard_id: str, sample_ids: Sequence[str]) -> di
     }
 
 
-def _write_layout(path: Path, header: bytes, data_bytes: int) -> None:
+def _write_layout(path: Path, header: bytes, size: int) -> None:
     with open(path, "wb") as file:
         try:
-            os.posix_fallocate(file.fileno(), 0, len(header) + data_bytes)
+            os.posix_fallocate(file.fileno(), 0, size)
             file.write(header)
         except OSError as error:
             path.unlink()
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise UserError(f"{path}: no room for {len(header) + data_bytes:,} bytes: {error.strerror}") from error
+                raise UserError(f"{path}: no room for {size:,} bytes: {error.strerror}") from error
             raise
 
 
@@ -164,16 +173,27 @@ def read_header(path: Path) -> ShardHeader:
         metadata = entries.pop("__metadata__")
         if metadata["format"] != FORMAT or metadata["format_version"] != str(FORMAT_VERSION):
             raise UserError(f"{path}: expected {FORMAT} version {FORMAT_VERSION}, found {metadata['format']} {metadata['format_version']}")
+        states = entries["hidden_states"]
+        layers, names = json.loads(metadata["residual_layers"]), json.loads(metadata["sample_ids"])
+        shape = (states["shape"][0], len(layers), states["shape"][2])
+        expected, whole = _header(metadata, dtype=states["dtype"], shape=shape, samples=len(names))
         start = 8 + length
         tensors = {
             name: (e["dtype"], tuple(e["shape"]), start + e["data_offsets"][0], start + e["data_offsets"][1]) for name, e in entries.items()
         }
-        header = ShardHeader(metadata=metadata, tensors=tensors, size=max(end for *_, end in tensors.values()))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise UserError(f"{path}: its header is not that of a shard: {type(error).__name__}: {error}") from error
-    if size != header.size:
-        raise UserError(f"{path}: cut short or overlong: its header says {header.size} bytes, the file has {size}")
-    return header
+    if prefix + text != expected:
+        # a reader that takes what it needs, as this one does, would not see what another one refuses
+        raise UserError(f"{path}: its header is not as it was written: expected {_first_difference(expected, prefix + text)}")
+    if size != whole:
+        raise UserError(f"{path}: cut short or overlong: its header says {whole} bytes, the file has {size}")
+    return ShardHeader(metadata=metadata, tensors=tensors, size=whole)
+
+
+def _first_difference(expected: bytes, found: bytes) -> str:
+    at = next((i for i, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b), min(len(expected), len(found)))
+    return f"{expected[at : at + 40]!r} at byte {at}, found {found[at : at + 40]!r}"
 
 
 class Shard:

@@ -45,6 +45,11 @@ def capture_spec(
     )
 
 
+def planned(spec: CaptureSpec) -> dict[str, object]:
+    """A capture as a plan holds it."""
+    return {**dataclasses.asdict(spec), "key": spec.key}
+
+
 def sample(length: int, *, spec: CaptureSpec, seed: int) -> dict[str, torch.Tensor]:
     """Random tokens below 100, a mask whose last half is set, normal states."""
     rng = torch.Generator().manual_seed(seed)
@@ -111,7 +116,7 @@ def write_manifest(folder: Path, contents: Sequence[Sequence[dict[str, torch.Ten
                     "checksum": shard.checksum(position),
                 }
             )
-    capture = {**dataclasses.asdict(spec), "key": spec.key}
+    capture = planned(spec)
     tokens, supervised = sum(row["tokens"] for row in rows), sum(row["supervised"] for row in rows)
     totals = {"samples": len(rows), "tokens": tokens, "supervised_tokens": supervised}
     document = {"format": "draftstates.manifest", "format_version": 1, "capture": capture, "totals": totals, "shards": entries}

@@ -171,12 +171,21 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
-def test_a_shard_of_another_capture_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("key", "f" * 64, "capture_key ffff"),
+        ("residual_layers", [2, 4, 5], r"residual_layers \[2, 4, 5\]"),
+        ("final_norm", "post_norm", "final_norm"),
+    ],
+)
+def test_a_shard_that_is_not_of_the_manifests_capture_is_refused(tmp_path: Path, field: str, value: object, named: str) -> None:
     manifest = small(tmp_path)
     document = json.loads(manifest.path.read_text())
-    document["capture"]["key"] = "f" * 64
+    assert document["capture"][field] != value
+    document["capture"][field] = value
     manifest.path.write_text(json.dumps(document))
-    with pytest.raises(UserError, match="of capture ffff"):
+    with pytest.raises(UserError, match=f"the manifest says {named}"):
         ShardDataset(manifest.path)[0]
 
 

@@ -182,6 +182,12 @@ def test_accounts_that_do_not_close_are_refused(run: Run) -> None:
     assert "all sources: unexplained rows" in _refused(run)
 
 
+@pytest.mark.parametrize("field", ["samples", "tokens", "supervised_tokens"])
+def test_sources_that_do_not_add_up_to_the_whole_are_refused(run: Run, field: str) -> None:
+    run.plan["accounting"]["sources"]["a"][field] += 1
+    assert f"{field} in all, the sources have" in _refused(run)
+
+
 def test_samples_that_are_in_no_shard_are_refused(run: Run) -> None:
     run.plan["shards"].pop()
     assert "unexplained rows: 17 samples are accounted for, the shards have 12" in _refused(run)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from synthetic import capture_spec, planned
 
 from draftstates import plan as planning
 from draftstates import progress
@@ -26,7 +27,7 @@ def results(tmp_path: Path) -> Path:
         folder.mkdir(parents=True)
     shards = [{"shard_id": name, "source": "a", "samples": 1, "tokens": 100, "bytes": 1} for name in (ONE, TWO, THREE, FOUR)]
     document = {"format": planning.FORMAT, "format_version": planning.FORMAT_VERSION, "run": run.name, "shards": shards}
-    document |= {"capture": {"key": "0"}, "accounting": {"sources": {}, "totals": {}}}
+    document |= {"capture": planned(capture_spec()), "accounting": {"sources": {}, "totals": {}}}
     (tmp_path / "plan.json").write_text(json.dumps(document))
     for name in (ONE, TWO):
         (run / "shards" / f"{name}.safetensors").touch()

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from synthetic import capture_spec, planned
 
 from draftstates import manifest
 from draftstates import plan as planning
@@ -33,7 +34,7 @@ def results(tmp_path: Path) -> Path:
         (tmp_path / run / "manifest.json").write_text(json.dumps(document))
     shard = {"shard_id": PLANNED, "source": "a", "samples": 1, "tokens": 1, "bytes": 5}
     plan = {"format": planning.FORMAT, "format_version": planning.FORMAT_VERSION, "run": "m-12345678", "shards": [shard]}
-    plan |= {"capture": {"key": "0"}, "accounting": {"sources": {}, "totals": {}}}
+    plan |= {"capture": planned(capture_spec()), "accounting": {"sources": {}, "totals": {}}}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     return tmp_path
 
