@@ -4,11 +4,13 @@ import contextlib
 import fcntl
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 BUILDING = ".building"
+_QUIET_SECONDS = 3600.0  # a living attempt writes more often; file locks need not reach other nodes
 
 
 @contextlib.contextmanager
@@ -42,6 +44,33 @@ def _remove_if_abandoned(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     except BlockingIOError:
         pass
+    finally:
+        os.close(lock)
+
+
+def abandoned(shards_folder: Path) -> list[Path]:
+    """Building folders that killed attempts left: nobody holds their lock, and nothing in them has changed for an hour."""
+    return [left for left in sorted((shards_folder / BUILDING).glob("*-*")) if _is_quiet(left) and not _is_locked(left)]
+
+
+def _is_quiet(folder: Path) -> bool:
+    try:
+        changed = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+    except FileNotFoundError:
+        return False  # it is removed right now
+    return time.time() - changed > _QUIET_SECONDS
+
+
+def _is_locked(folder: Path) -> bool:
+    try:
+        lock = os.open(folder / "lock", os.O_RDWR)
+    except FileNotFoundError:
+        return False  # killed before it was made, or in the middle of the removal
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
     finally:
         os.close(lock)
 

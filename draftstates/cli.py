@@ -1,13 +1,29 @@
-"""What every command in `scripts/` shares: one way to report a user's error."""
+"""What every command in `scripts/` shares: one way to report a user's error, and to end when told to."""
 
+import os
+import signal
 import sys
 from collections.abc import Callable
+from types import FrameType
 
 from draftstates.errors import UserError
 
 
 def run(main: Callable[[], None]) -> None:
-    """Call `main`; a `UserError`, or a file that the system refuses, becomes one line on stderr and exit status 1, never a traceback."""
+    """Call `main`; a `UserError`, or a file that the system refuses, becomes one line on stderr and exit status 1, never a traceback.
+
+    TERM, as from `scancel` or at a time limit, raises SystemExit(143) in `main`, so that it clears up behind itself; a second one ends it
+    at once.
+    """
+    process = os.getpid()
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if os.getpid() != process:  # a forked worker: nothing to clear up, and its pool waits for its end
+            os.kill(os.getpid(), signal.SIGTERM)
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
     try:
         main()
     except UserError as error:
@@ -18,3 +34,5 @@ def run(main: Callable[[], None]) -> None:
         sys.exit(f"error: {error.filename}: {error.strerror}")
     except KeyboardInterrupt:
         sys.exit(130)
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,10 +1,12 @@
-"""Which shards nothing lists any more, and their removal."""
+"""Which shards nothing lists any more, what killed jobs left of others, and their removal."""
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 from draftstates import manifest
+from draftstates.building import abandoned
 from draftstates.errors import UserError
 from draftstates.plan_file import read_plan
 from draftstates.workflow import SHARD_PARTS
@@ -18,6 +20,20 @@ class Unlisted:
     shard_id: str
     files: list[Path]
     bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Unfinished:
+    """The folder in which a killed job was building a shard, and its bytes."""
+
+    folder: Path
+    bytes: int
+
+
+def unfinished(results: Path) -> list[Unfinished]:
+    """What killed jobs left below `results`, whatever the plan or a manifest says: nobody ever reads it."""
+    folders = [left for shards in sorted(results.glob("*/shards")) for left in abandoned(shards)]
+    return [Unfinished(folder=left, bytes=sum(file.stat().st_size for file in left.iterdir())) for left in folders]
 
 
 def unlisted(results: Path) -> list[Unlisted]:
@@ -57,7 +73,9 @@ def _listed(path: Path) -> set[str]:
         raise UserError(f"{path}: expected {expected}, found {type(error).__name__}: {error}; nothing is removed") from error
 
 
-def remove(shards: list[Unlisted]) -> None:
+def remove(shards: list[Unlisted], left: list[Unfinished]) -> None:
     for shard in shards:
         for file in shard.files:
             file.unlink(missing_ok=True)
+    for each in left:
+        shutil.rmtree(each.folder)

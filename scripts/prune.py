@@ -1,6 +1,7 @@
-"""Remove the shards that their run's manifest does not list and the present plan does not ask for. Without --delete, only say which.
+"""Remove the shards that their run's manifest does not list and the present plan does not ask for, and what killed
+jobs left of unfinished ones. Without --delete, only say which.
 
-A run that has no manifest is left alone.
+Of a run that has no manifest only the unfinished ones go: what no process holds and nobody has written to for an hour.
 
 A shard that is removed cannot lend its rows to a later one, which then captures them again.
 """
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from draftstates import cli
 from draftstates.errors import UserError
-from draftstates.prune import remove, unlisted
+from draftstates.prune import remove, unfinished, unlisted
 
 
 def main() -> None:
@@ -20,14 +21,16 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.results.is_dir():
         raise UserError(f"{arguments.results}: expected the results folder of a run, found none")
-    found = unlisted(arguments.results)
+    found, left = unlisted(arguments.results), unfinished(arguments.results)
     for shard in found:
         print(f"{shard.run}/{shard.shard_id}  {shard.bytes:,} bytes")
+    for each in left:
+        print(f"{each.folder.relative_to(arguments.results)}  {each.bytes:,} bytes")
     if arguments.delete:
-        remove(found)
-    total = sum(shard.bytes for shard in found)
-    outcome = "removed" if arguments.delete else "to remove: run again with --delete" if found else "to remove"
-    print(f"{len(found):,} shards, {total:,} bytes {outcome}")
+        remove(found, left)
+    total = sum(each.bytes for each in (*found, *left))
+    outcome = "removed" if arguments.delete else "to remove: run again with --delete" if found or left else "to remove"
+    print(f"{len(found):,} shards and {len(left):,} unfinished ones, {total:,} bytes {outcome}")
 
 
 if __name__ == "__main__":

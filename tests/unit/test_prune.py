@@ -1,8 +1,11 @@
 """Only shards that no manifest lists and no plan asks for are removed, and nothing where that cannot be told."""
 
+import fcntl
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -54,7 +57,7 @@ def test_without_delete_it_only_says_what_it_would_remove(results: Path) -> None
     said = prune(results)
     assert f"m-12345678/{STALE}  20 bytes" in said
     assert f"m-00000000/{STALE}" in said
-    assert "2 shards, 40 bytes to remove" in said
+    assert "2 shards and 0 unfinished ones, 40 bytes to remove" in said
     assert LISTED not in said
     assert PLANNED not in said
     assert files(results) == before
@@ -66,7 +69,7 @@ def test_with_delete_the_stale_ones_go_with_all_that_belongs_to_them(results: Pa
     gone = before - files(results)
     assert len(gone) == 8
     assert all(STALE in name and name.startswith(("m-12345678", "m-00000000")) for name in gone), "a run without a manifest is left alone"
-    assert "0 shards" in prune(results)
+    assert "0 shards and 0 unfinished ones" in prune(results)
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"format": "draftstates.manifest", "format_version": 99, "shards": []}', "\x00"])
@@ -87,3 +90,39 @@ def test_a_compact_copy_is_no_run(results: Path) -> None:
     (results / "m-12345678").rename(results / "compact")
     (results / "compact" / "verified").rename(results / "elsewhere")
     assert {shard.run for shard in unlisted(results)} == {"m-00000000"}
+
+
+def building(results: Path, run: str, name: str, *, hours: float) -> Path:
+    """A folder in which a shard was being built, last written to so many hours ago."""
+    folder = results / run / "shards" / ".building" / f"{name}-12345678"
+    folder.mkdir(parents=True)
+    for part, content in (("lock", b""), ("shard.safetensors", b"1234567")):
+        (folder / part).write_bytes(content)
+    for path in (*folder.iterdir(), folder):
+        os.utime(path, times=(time.time() - 3600 * hours,) * 2)
+    return folder
+
+
+def test_what_a_killed_job_was_building_goes_whatever_the_plan_and_a_manifest_say(results: Path) -> None:
+    folders = [building(results, "m-12345678", PLANNED, hours=2), building(results, "m-11111111", "d" * 32, hours=2)]
+    (folders[1] / "lock").unlink()  # killed while it cleared up
+    os.utime(folders[1], times=(0, 0))
+    said = prune(results)
+    assert all(f"{folder.relative_to(results)}  7 bytes" in said for folder in folders)
+    assert "2 shards and 2 unfinished ones, 54 bytes to remove: run again with --delete" in said
+    assert all(folder.exists() for folder in folders), "without --delete it only says so"
+    assert "2 shards and 2 unfinished ones, 54 bytes removed" in prune(results, "--delete")
+    assert not any(folder.exists() for folder in folders)
+    assert "0 shards and 0 unfinished ones, 0 bytes to remove" in prune(results)
+
+
+def test_what_a_living_job_builds_stays_whoever_sees_its_lock(results: Path) -> None:
+    """The lock of a job on another node may not be seen here, but its writing is."""
+    held, fresh = building(results, "m-12345678", PLANNED, hours=2), building(results, "m-00000000", "d" * 32, hours=0.1)
+    with open(held / "lock", "r+b") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "and 0 unfinished ones" in prune(results, "--delete")
+    assert held.exists()
+    assert fresh.exists()
+    assert "1 unfinished ones" in prune(results, "--delete"), "the lock alone kept it"
+    assert (held.exists(), fresh.exists()) == (False, True)
