@@ -33,6 +33,7 @@ container: step_image()
 
 
 onstart:
+    hold_results()
     save_resolved(config)
     ask.start_run(config, in_containers=IN_CONTAINERS)
     say_each_minute(RESULTS, logger.info)

@@ -15,7 +15,7 @@ from draftstates import shards
 from draftstates.building import publish, publish_text
 from draftstates.containers import distinct, present_image
 from draftstates.errors import UserError
-from draftstates.plan_file import check_accounting
+from draftstates.plan_file import check_accounting, check_run_folder
 from draftstates.verified import FORMAT as VERIFIED_FORMAT
 from draftstates.verified import FORMAT_VERSION as VERIFIED_VERSION
 from draftstates.verified import sealed
@@ -49,8 +49,10 @@ def write_manifest(plan: Mapping[str, Any], *, tokens: Path, run: Path, manifest
         the manifest's content.
 
     Raises:
-        UserError: a shard that is missing, not verified, or other than planned; rows that are not accounted for; or no samples.
+        UserError: `run` is not the plan's folder; a shard that is missing, not verified, or other than planned; rows that are not accounted
+            for; or no samples.
     """
+    check_run_folder(plan, run)
     if not plan["shards"]:
         raise UserError("the plan has no shards: a manifest of nothing is an error")
     verified = [_read_verified(run, plan, entry) for entry in plan["shards"]]

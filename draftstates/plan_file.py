@@ -1,6 +1,7 @@
 """The plan as it lies in `plan.json`, for all that reads it. It imports next to nothing: jobs that read it start by the thousand."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,16 @@ def read_plan(path: Path) -> dict[str, Any]:
     if found != (FORMAT, FORMAT_VERSION):
         raise UserError(f"{path}: expected {FORMAT} version {FORMAT_VERSION}, found {found[0]} {found[1]}; plan again")
     return plan
+
+
+def check_run_folder(plan: Mapping[str, Any], folder: Path) -> None:
+    """Hold the folder that a command writes to, `results/<run>`, to the plan.
+
+    Raises:
+        UserError: the plan is of another run, as where somebody else has planned in the same results folder meanwhile.
+    """
+    if folder.absolute().name != plan["run"]:
+        raise UserError(f"{folder}: expected the folder of the plan's run, {plan['run']}: the plan was replaced by another one; run again")
 
 
 def _check_fields(plan: dict[str, Any]) -> None:

@@ -3,10 +3,13 @@
 Everything here is cheap: Snakemake parses its files again for every job on a cluster.
 """
 
+import errno
+import fcntl
 import hashlib
 import os
 import re
 import shlex
+import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -157,6 +160,28 @@ def export_environment(config: dict[str, Any], *, in_containers: bool) -> None:
 
         os.environ[DEVICE_VARIABLE] = "cuda" if on_gpu(config["server"]) else "cpu"
         os.environ.update(step_environment(config, Path.cwd()))
+
+
+def hold_results(results: Path) -> None:
+    """Hold the results folder until this process ends: jobs of two runs, each in a working directory of its own, would read one plan.
+
+    A file system without locks is held by nobody.
+
+    Raises:
+        UserError: another run holds it.
+    """
+    results.mkdir(parents=True, exist_ok=True)
+    lock = os.open(results / ".run.lock", os.O_RDWR | os.O_CREAT, 0o666)  # never closed: the kernel drops the lock with the process
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        other = os.pread(lock, 4096, 0).decode(errors="replace").strip()
+        raise UserError(f"{results}: another run works there ({other}): wait until it ends, or name another folder in `results`") from None
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
+            raise
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}, started in {Path.cwd()}\n".encode(), 0)
 
 
 def start_run(config: dict[str, Any], *, in_containers: bool) -> None:

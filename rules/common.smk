@@ -52,6 +52,14 @@ def step_image():
         raise WorkflowError(str(error)) from None
 
 
+def hold_results():
+    """Before anything is written there, plan.json above all."""
+    try:
+        ask.hold_results(RESULTS)
+    except (UserError, OSError) as error:
+        raise WorkflowError(str(error)) from None
+
+
 def source_files(wildcards):
     return SOURCES[wildcards.source]["files"]
 

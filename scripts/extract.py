@@ -8,7 +8,7 @@ from draftstates import config, extract
 from draftstates.capture_spec import CaptureSpec
 from draftstates.cli import run
 from draftstates.client import Endpoint
-from draftstates.plan_file import read_plan
+from draftstates.plan_file import check_run_folder, read_plan
 from draftstates.room import check_free
 from draftstates.server.command import server_settings
 from draftstates.server.engine import server_info
@@ -27,6 +27,8 @@ def main() -> None:
 
     settings = config.load(arguments.config)
     spec = CaptureSpec.from_plan(arguments.plan)
+    plan = read_plan(arguments.plan)  # after `spec`: of a plan that is replaced meanwhile, this names the other folder
+    check_run_folder(plan, arguments.output.parent.parent)
     tokens = extract.read_tokens(arguments.tokens, shard_id=arguments.shard_id)
     options = extract.ExtractOptions(
         tokens_in_flight=settings["extract"]["tokens_in_flight"],
@@ -34,7 +36,6 @@ def main() -> None:
         probe_minimum=settings["checks"]["probe_minimum"],
         reuse=settings["extract"]["reuse"],
     )
-    planned = [shard["shard_id"] for shard in read_plan(arguments.plan)["shards"]]
     check_free(arguments.output.parent, shard_bytes(spec=spec, samples=len(tokens.sample_ids), tokens=len(tokens.input_ids)))
     server = server_settings(settings, spec=spec, plan=arguments.plan)
     with lease(server) as address:
@@ -51,7 +52,7 @@ def main() -> None:
             engine=server_info(address.url, api_key=address.api_key)["version"],
             options=options,
             output=arguments.output.resolve(),
-            planned=planned,
+            planned=[shard["shard_id"] for shard in plan["shards"]],
             server_image=server.image.name if server.image and server.launcher != "external" else None,
         )
     print(json.dumps({"shard_id": tokens.shard_id, **figures}))

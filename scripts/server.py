@@ -10,7 +10,7 @@ from draftstates.capture_spec import CaptureSpec
 from draftstates.cli import run
 from draftstates.errors import UserError
 from draftstates.exports.possible import check_exports
-from draftstates.plan_file import read_plan
+from draftstates.plan_file import check_run_folder, read_plan
 from draftstates.room import check_room
 from draftstates.server.command import attestation_path, server_settings
 from draftstates.server.lease import lease
@@ -41,7 +41,9 @@ def main() -> None:
 
 def check_missing_shards(plan: Path, *, run_folder: Path) -> None:
     """See once more that the disk has room: the plan may be of yesterday, and a server takes minutes of all GPUs to start."""
-    shards = read_plan(plan)["shards"]
+    planned = read_plan(plan)
+    check_run_folder(planned, run_folder)
+    shards = planned["shards"]
     check_room([shard["shard_id"] for shard in shards], [shard["bytes"] for shard in shards], run=run_folder, budget=None)
 
 

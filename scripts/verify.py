@@ -10,7 +10,7 @@ from pathlib import Path
 from draftstates.building import publish_text
 from draftstates.cli import run
 from draftstates.errors import ShardRefused
-from draftstates.plan_file import read_plan
+from draftstates.plan_file import check_run_folder, read_plan
 from draftstates.verify import verify_shard
 
 
@@ -26,12 +26,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="cores to use; all where left out")
     arguments = parser.parse_args()
 
+    plan = read_plan(arguments.plan)
+    check_run_folder(plan, arguments.output.parent.parent)
     arguments.output.unlink(missing_ok=True)  # what an earlier file was found to be says nothing of this one
     start = time.monotonic()
     try:
         verified = verify_shard(
             arguments.shard_id,
-            plan=read_plan(arguments.plan),
+            plan=plan,
             model=arguments.model,
             shard=arguments.shard,
             probe=arguments.probe,

@@ -91,6 +91,13 @@ def _refused(run: Run) -> str:
     return str(error.value)
 
 
+def test_the_manifest_of_one_model_is_not_written_into_the_folder_of_another(run: Run) -> None:
+    run.run = run.run.rename(run.run.with_name("other-12345678"))
+    message = _refused(run)
+    assert str(run.run) in message
+    assert run.plan["run"] in message
+
+
 def test_the_manifest_keeps_to_its_schema(run: Run) -> None:
     manifest = run.write()
     jsonschema.Draft202012Validator(yaml.safe_load(SCHEMA.read_text())).validate(manifest)

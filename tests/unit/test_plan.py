@@ -209,10 +209,10 @@ def test_a_disk_that_is_too_full_is_an_error_with_the_numbers(tmp_path: Path, mo
         _plan(tmp_path, {"a": _rows(100, seed=0)})
     check = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "server.py"))["check_missing_shards"]
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    check(tmp_path / "plan.json", run_folder=tmp_path / "run")
+    check(tmp_path / "plan.json", run_folder=tmp_path / plan["run"])
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed // 2))
     with pytest.raises(UserError, match="the shards that are missing take"):
-        check(tmp_path / "plan.json", run_folder=tmp_path / "run")
+        check(tmp_path / "plan.json", run_folder=tmp_path / plan["run"])
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     captured = tmp_path / SPEC.run_name / "shards" / f"{plan['shards'][0]['shard_id']}.safetensors"
     captured.parent.mkdir(parents=True)

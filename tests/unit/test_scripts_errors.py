@@ -30,17 +30,18 @@ COMMANDS = {
     "accounting": "--plan {plan}",
     "compact": "--manifest {manifest} --output {out} --fp8 all --keep-top-token {model}",
     "export": "--manifest {manifest} --trainer speculators --output {out} --model {model}",
-    "extract": "--config {config} --plan {plan} --shard-id {shard_id} --tokens {shard_tokens} --output {out}/shard",
+    "extract": "--config {config} --plan {plan} --shard-id {shard_id} --tokens {shard_tokens} --output {out}/{run_name}/shards/shard",
     "manifest": "--plan {plan} --run-dir {run} --output {out}/manifest.json --samples {out}/samples.parquet",
     "parity": "--shard {shard} --model {model} --compute-dtype float32",
     "plan": "--config {config} --tokens {tokens} --model {model} --output {out}/plan.json",
     "serve": "--config {config} --plan {plan}",
-    "server": "--config {config} --plan {plan} --output {out}/server.json",
+    "server": "--config {config} --plan {plan} --output {out}/{run_name}/server.json",
     "status": "--results {results} --once",
     "show_sample": "{tokens} --tokenizer {tokenizer}",
     "token_statistics": "{plan}",
     "tokenise": "--config {config} --source test --tokenizer {tokenizer} --output {out}/t.parquet --accounting {out}/t.json",
-    "verify": "--plan {plan} --shard-id {shard_id} --model {model} --shard {shard} --probe {probe} --receipts {receipts} --output {out}/v",
+    "verify": "--plan {plan} --shard-id {shard_id} --model {model} --shard {shard} --probe {probe} --receipts {receipts} "
+    "--output {out}/{run_name}/verified/v",
     "vocabulary": "{plan} --draft-size 8 --model {model} --output {out}",
 }
 NOT_INPUTS = {"out", "shard_id"}
@@ -85,7 +86,9 @@ def test_an_error_of_the_system_that_is_about_no_file_is_not_hidden() -> None:
 def good(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> dict[str, object]:
     """Paths that are as they should be, by the names in COMMANDS."""
     folder = tmp_path_factory.mktemp("good")
-    files = write(capture(tiny_model(folder / "model")), folder / "run" / "shards")
+    captured = capture(tiny_model(folder / "model"))
+    run_name = captured.spec.run_name
+    files = write(captured, folder / run_name / "shards")
     (folder / "plan.json").write_text(json.dumps(files.plan))
     run_source(folder, [{"messages": chat(f"Q{n}", f"A{n}")} for n in range(4)])
     config = {
@@ -97,7 +100,13 @@ def good(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> dict[str
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     return {
-        **{"plan": folder / "plan.json", "run": folder / "run", "config": folder / "config.yaml", "model": files.model},
+        **{
+            "plan": folder / "plan.json",
+            "run": folder / run_name,
+            "run_name": run_name,
+            "config": folder / "config.yaml",
+            "model": files.model,
+        },
         **{"manifest": small(folder / "synthetic").path, "tokens": folder / "test.parquet", "tokenizer": tokenizer_folder("smollm2")},
         **{"shard": files.shard, "probe": files.probe, "receipts": files.receipts, "shard_id": files.shard_id},
         **{"shard_tokens": folder / "none.parquet", "results": folder},
@@ -123,3 +132,14 @@ def test_a_path_that_leads_to_something_else_is_named_in_one_line(case: Case, go
     assert message.startswith("error: ")
     assert str(path) in message
     assert not list((tmp_path / "out").rglob("*.json"))
+
+
+@pytest.mark.parametrize("command", ["extract", "manifest", "server", "verify"])
+def test_what_is_of_the_plans_run_goes_into_no_other_folder(command: str, good: dict[str, object], tmp_path: Path) -> None:
+    """Jobs of a run whose plan was replaced by that of another model."""
+    other = tmp_path / "out" / "other-12345678"
+    line = [part.format(**{**good, "out": tmp_path / "out", "run_name": other.name, "run": other}) for part in COMMANDS[command].split()]
+    with pytest.raises(SystemExit) as end:
+        run_script(f"{command}.py", *line)
+    assert f"{other}: expected the folder of the plan's run, {good['run_name']}" in str(end.value.code)
+    assert not other.exists()

@@ -106,12 +106,12 @@ def test_a_shard_without_one_usable_receipt_is_refused_by_what_is_wrong_with_it(
     files, origin = write(captured, tmp_path), "0" * 32
     files.change_receipts(lambda said: said["samples"][0].update(copied_from=origin))
     assert {"values", "alignment"} <= _checks(_refused(files))
-    (tmp_path / "verified").mkdir()
-    (tmp_path / "verified" / f"{origin}.json").write_text("{}")
+    _verified(files, tmp_path).mkdir(parents=True)
+    (_verified(files, tmp_path) / f"{origin}.json").write_text("{}")
     with pytest.raises(SystemExit) as end:
         _command(files, tmp_path, monkeypatch)
     assert f"copied from {origin}" in str(end.value.code)
-    assert not list((tmp_path / "verified").iterdir())
+    assert not list(_verified(files, tmp_path).iterdir())
 
 
 def test_states_of_two_samples_swapped_at_capture_are_caught_by_alignment(model: Path, tmp_path: Path) -> None:
@@ -331,10 +331,14 @@ def test_a_shard_that_is_not_planned_is_refused(model: Path, tmp_path: Path) -> 
 # The command.
 
 
+def _verified(files: Files, folder: Path) -> Path:
+    return folder / files.plan["run"] / "verified"
+
+
 def _command(files: Files, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "plan.json").write_text(json.dumps(files.plan))
     arguments = ["--plan", folder / "plan.json", "--shard-id", files.shard_id, "--model", files.model, "--shard", files.shard]
-    arguments += ["--probe", files.probe, "--receipts", files.receipts, "--output", folder / "verified" / "x.json", "--threads", 2]
+    arguments += ["--probe", files.probe, "--receipts", files.receipts, "--output", _verified(files, folder) / "x.json", "--threads", 2]
     monkeypatch.setattr("sys.argv", ["verify.py", *map(str, arguments)])
     runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "verify.py"), run_name="__main__")
 
@@ -345,7 +349,7 @@ def test_the_command_writes_what_it_verified_and_nothing_for_a_bad_shard(
     captured = capture(model)
     files = write(captured, tmp_path)
     _command(files, tmp_path, monkeypatch)
-    assert json.loads((tmp_path / "verified" / "x.json").read_text())["shard_id"] == files.shard_id
+    assert json.loads((_verified(files, tmp_path) / "x.json").read_text())["shard_id"] == files.shard_id
     _flip(files.shard, shards.read_header(files.shard).states()["hidden_states"][0])
     with pytest.raises(SystemExit) as end:
         _command(files, tmp_path, monkeypatch)
@@ -354,7 +358,7 @@ def test_the_command_writes_what_it_verified_and_nothing_for_a_bad_shard(
     assert f"Delete {files.shard} and run again" in message
     assert captured.names[0] in message
     assert "exclude" in message
-    assert list((tmp_path / "verified").iterdir()) == []
+    assert list(_verified(files, tmp_path).iterdir()) == []
 
 
 def test_what_a_faulty_sample_was_copied_from_is_named_and_never_copied_from_again(
@@ -368,13 +372,13 @@ def test_what_a_faulty_sample_was_copied_from_is_named_and_never_copied_from_aga
     files.change_receipts(lambda said: [said["samples"][position].update(copied_from=origin) for position, origin in origins.items()])
     assert _verify(files)
     files.change_receipts(lambda said: said["samples"][faulty].update(top=said["samples"][faulty]["top"][:4] + [[1, -1.0]]))
-    (tmp_path / "verified").mkdir()
+    _verified(files, tmp_path).mkdir(parents=True)
     for origin in origins.values():
-        (tmp_path / "verified" / f"{origin}.json").write_text("{}")
+        (_verified(files, tmp_path) / f"{origin}.json").write_text("{}")
     with pytest.raises(SystemExit) as end:
         _command(files, tmp_path, monkeypatch)
     assert f"copied from {origins[faulty]}: nothing is copied from there any more" in str(end.value.code)
-    assert [path.stem for path in (tmp_path / "verified").iterdir()] == [origins[whole]]
+    assert [path.stem for path in _verified(files, tmp_path).iterdir()] == [origins[whole]]
 
 
 def test_figures_do_not_depend_on_the_number_of_threads(model: Path, tmp_path: Path) -> None:

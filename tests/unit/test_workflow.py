@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from draftstates import workflow
+from draftstates.errors import UserError
 
 ID, OTHER = "0" * 32, "1" * 32
 REPOSITORY = Path(__file__).parents[2]
@@ -35,6 +36,15 @@ OF_OTHER_RULES = {
         "storage.py",
     },
 }
+HOLDS = """
+import sys
+from pathlib import Path
+from draftstates.workflow import hold_results
+
+hold_results(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
 
 
 def make_shard(results: Path, run: str, name: str, *, without: str = "") -> None:
@@ -180,3 +190,19 @@ def test_the_imports_that_are_looked_at_are_those_that_python_makes(script: str)
     paths = [name.partition(".")[2].replace(".", "/") for name in done.stdout.split()]
     loaded = {f"{path}.py" for path in paths if not (workflow.PACKAGE / path).is_dir()}
     assert loaded and loaded <= modules_of(script)
+
+
+def test_a_results_folder_is_held_by_one_run_until_that_is_gone(tmp_path: Path) -> None:
+    """The other has a working directory of its own, so Snakemake's lock does not keep them apart."""
+    results, elsewhere = tmp_path / "results", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    command = [sys.executable, "-c", HOLDS, str(results)]
+    with subprocess.Popen(command, cwd=elsewhere, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(UserError) as refused:
+            workflow.hold_results(results)
+        assert all(word in str(refused.value) for word in (str(results), f"process {other.pid} ", str(elsewhere)))
+        workflow.hold_results(tmp_path / "others")
+        other.kill()
+    workflow.hold_results(results)

@@ -3,6 +3,7 @@
 The commands from the server on are stand-ins, so that a run takes seconds; `test_incremental.py` has the real ones.
 """
 
+import fcntl
 import json
 import os
 import shutil
@@ -128,6 +129,23 @@ def test_a_wrong_key_is_named_before_anything_runs(workspace: Workspace) -> None
     assert "data.sources[0].nmae: unknown key (did you mean name?)" in failed.stdout
     assert "Traceback" not in failed.stdout
     assert "rule tokenise" not in failed.stdout
+
+
+def test_a_second_run_on_one_results_folder_is_refused_before_it_replaces_the_plan(workspace: Workspace) -> None:
+    """From a working directory of its own, which Snakemake's lock is for; later the first run's jobs would read its plan."""
+    before = (workspace.results / "plan.json").read_bytes()
+    edit_row(workspace)
+    with open(workspace.results / ".run.lock", "w") as first:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        first.write("process 1 on a, started in /b")
+        first.flush()
+        refused = workspace.snakemake()
+    assert refused.returncode != 0
+    assert "results: another run works there (process 1 on a, started in /b)" in refused.stdout
+    assert "Traceback" not in refused.stdout
+    assert "rule tokenise" not in refused.stdout
+    assert (workspace.results / "plan.json").read_bytes() == before
+    assert 1 <= workspace.run().extracted <= 2
 
 
 def test_a_given_configuration_stands_alone(workspace: Workspace) -> None:
