@@ -1,12 +1,14 @@
-"""A place to build a shard in: below the results, never under a final name, cleared when its owner is gone."""
+"""A place to build a shard in: below the results, never under a final name, cleared when its owner is gone; and what makes names final."""
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
+import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 BUILDING = ".building"
@@ -101,3 +103,25 @@ def publish_text(text: str, final: Path) -> None:
     partial = final.with_name(f".{final.name}.{os.getpid()}.partial")
     partial.write_text(text, encoding="utf-8")
     publish(partial, final)
+
+
+def withdraw_manifest(run: Path, shard_ids: Collection[str], what: str) -> None:
+    """Take a run's `manifest.json` away where it lists one of these shards, or cannot be read; readers take what it lists for verified.
+
+    The rule that writes it does so again once every shard is verified.
+
+    Args:
+        run: the capture's folder; what: has become of the shards, for the log, such as "verification refused".
+    """
+    manifest = run / "manifest.json"
+    try:
+        listed = {shard["shard_id"] for shard in json.loads(manifest.read_bytes())["shards"]} & set(shard_ids)
+        why = f"it lists shard {', '.join(sorted(listed))}, which {what}"
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        listed, why = set(shard_ids), f"it cannot be read ({type(error).__name__}: {error})"
+    if listed:
+        manifest.unlink(missing_ok=True)
+        sync_folder(run)
+        print(f"{manifest} was taken away: {why}; it is written again when all shards are verified", file=sys.stderr)

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from draftstates import ids, shards, wire
-from draftstates.building import building_folder, publish
+from draftstates.building import building_folder, publish, withdraw_manifest
 from draftstates.capture_spec import CaptureSpec
 from draftstates.client import Captured, Client, Endpoint, Work
 from draftstates.containers import distinct, present_image
@@ -122,6 +122,7 @@ def extract_shard(
         said = receipts_document(tokens, spec=spec, engines=engines, captured=captured, probes=probes, copied=copied.receipts)
         said["images"] = {"server": distinct([server_image, *copied.images]), "extract": [present_image()]}
         receipts.write_text(json.dumps(said, indent=1))
+        withdraw_manifest(output.parent.parent, {tokens.shard_id}, "is made anew and not yet verified")
         publish(probe, probe_path)
         publish(receipts, receipts_file)
         publish(shard, output)  # last: a shard that has its name has all that belongs to it

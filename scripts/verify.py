@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from draftstates.building import publish_text
+from draftstates.building import publish_text, withdraw_manifest
 from draftstates.cli import run
 from draftstates.errors import ShardRefused
 from draftstates.plan_file import check_run_folder, read_plan
@@ -26,8 +26,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="cores to use; all where left out")
     arguments = parser.parse_args()
 
-    plan = read_plan(arguments.plan)
-    check_run_folder(plan, arguments.output.parent.parent)
+    plan, run_folder = read_plan(arguments.plan), arguments.output.parent.parent
+    check_run_folder(plan, run_folder)
     arguments.output.unlink(missing_ok=True)  # what an earlier file was found to be says nothing of this one
     start = time.monotonic()
     try:
@@ -43,6 +43,7 @@ def main() -> None:
     except ShardRefused as refused:
         for origin in refused.origins:  # or the same rows would be copied again, however often this shard is deleted
             arguments.output.with_name(f"{Path(origin).name}.json").unlink(missing_ok=True)
+        withdraw_manifest(run_folder, {arguments.shard_id, *refused.origins}, "verification has refused")
         raise
     seconds = time.monotonic() - start
     publish_text(json.dumps(verified, indent=1) + "\n", arguments.output)

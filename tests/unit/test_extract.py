@@ -13,6 +13,7 @@ from aiohttp import web
 from synthetic import capture_spec
 
 from draftstates import client, ids, shards, wire
+from draftstates import extract as extraction
 from draftstates.building import building_folder
 from draftstates.client import Client, Endpoint, Work
 from draftstates.errors import UserError
@@ -241,6 +242,39 @@ def test_what_a_killed_attempt_left_is_cleared_and_what_is_in_work_is_not(tmp_pa
             assert first.exists()
             assert first != second
     assert list((tmp_path / ".building").iterdir()) == []
+
+
+@pytest.mark.parametrize(("listed", "stays"), [("itself", False), ("other", True), ("unreadable", False)])
+def test_no_manifest_lists_a_shard_that_is_made_anew_and_not_yet_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], listed: str, stays: bool
+) -> None:
+    """Readers take what a manifest lists for verified; the next one is written after verification, if that passes."""
+    shard_id = planned(tmp_path, [3, 9, 6]).stem
+    manifest = tmp_path / "manifest.json"
+    content = json.dumps({"shards": [{"shard_id": "1" * 32}, {"shard_id": shard_id if listed == "itself" else "2" * 32}]})
+    manifest.write_text("{" if listed == "unreadable" else content)
+    there: list[bool] = []
+    publish = extraction.publish
+
+    def watched(source: Path, final: Path) -> None:
+        there.append(manifest.exists())
+        publish(source, final)
+
+    monkeypatch.setattr(extraction, "publish", watched)
+    extract(tmp_path)
+    assert there == [stays] * 3, "it goes before anything of the new shard has a final name"
+    assert manifest.exists() == stays
+    lines = [line for line in capsys.readouterr().err.splitlines() if f"{manifest} was taken away" in line]
+    assert len(lines) == (0 if stays else 1)
+    assert listed != "itself" or shard_id in lines[0]
+
+
+def test_a_shard_that_could_not_be_made_takes_no_manifest_away(tmp_path: Path) -> None:
+    manifest = tmp_path / "manifest.json"
+    manifest.write_text(json.dumps({"shards": [{"shard_id": planned(tmp_path, [3, 9, 6]).stem}]}))
+    with pytest.raises(UserError, match="could not be captured"):
+        extract(tmp_path, {9: {"status": 500}})
+    assert manifest.exists()
 
 
 def test_tokens_of_another_shard_are_refused(tmp_path: Path) -> None:

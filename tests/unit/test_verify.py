@@ -381,6 +381,40 @@ def test_what_a_faulty_sample_was_copied_from_is_named_and_never_copied_from_aga
     assert [path.stem for path in _verified(files, tmp_path).iterdir()] == [origins[whole]]
 
 
+def _manifest(files: Files, folder: Path, *listed: str) -> Path:
+    path = _verified(files, folder).with_name("manifest.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"shards": [{"shard_id": shard_id} for shard_id in listed]}))
+    return path
+
+
+@pytest.mark.parametrize(("listed", "stays"), [("itself", False), ("origin", False), ("other", True), ("unreadable", False)])
+def test_no_manifest_lists_a_refused_shard_or_one_that_its_faulty_samples_were_copied_from(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], listed: str, stays: bool
+) -> None:
+    files = write(capture(model), tmp_path)
+    faulty = next(position for position in range(12) if position not in [receipt["position"] for receipt in _said(files)["probes"]])
+    names = {"itself": files.shard_id, "origin": "0" * 32, "other": "1" * 32, "unreadable": ""}
+    manifest = _manifest(files, tmp_path, names[listed])
+    if listed == "unreadable":
+        manifest.write_text("{")
+    before = manifest.read_bytes()
+    files.change_receipts(lambda said: said["samples"][faulty].update(copied_from=names["origin"]))
+    _command(files, tmp_path, monkeypatch)
+    assert manifest.read_bytes() == before, "nothing is refused yet"
+    files.change_receipts(lambda said: said["samples"][faulty].update(top=said["samples"][faulty]["top"][:4] + [[1, -1.0]]))
+    with pytest.raises(SystemExit):
+        _command(files, tmp_path, monkeypatch)
+    assert manifest.exists() == stays
+    lines = [line for line in capsys.readouterr().err.splitlines() if f"{manifest} was taken away" in line]
+    assert len(lines) == (0 if stays else 1)
+    assert all(names[listed] in line for line in lines)
+
+
+def _said(files: Files) -> dict[str, Any]:
+    return json.loads(files.receipts.read_text())
+
+
 def test_figures_do_not_depend_on_the_number_of_threads(model: Path, tmp_path: Path) -> None:
     files = write(capture(model), tmp_path)
     before = torch.get_num_threads()
