@@ -31,7 +31,8 @@ from memory_watch import MemoryWatch
 from server_harness import CPU_FLAGS, Running
 
 from draftstates.client import CaptureFailed, Client, Work
-from draftstates.extract import ExtractOptions, ShardTokens, lay_out
+from draftstates.extract import ExtractOptions, lay_out
+from draftstates.shard_tokens import ShardTokens
 
 _SHARD_BYTES = 8e9
 

@@ -10,9 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
-from draftstates import ids, shards, wire
+from draftstates import shards, wire
 from draftstates.building import building_folder, publish, withdraw_manifest
 from draftstates.capture_spec import CaptureSpec
 from draftstates.client import Captured, Client, Endpoint, Work
@@ -21,6 +20,7 @@ from draftstates.errors import UserError
 from draftstates.probes import choose_probes
 from draftstates.progress import Progress
 from draftstates.reuse import Copied, copy_captured
+from draftstates.shard_tokens import ShardTokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,46 +39,6 @@ class ExtractOptions:
     probe_fraction: float = 0.01
     probe_minimum: int = 3
     reuse: bool = True
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ShardTokens:
-    """A shard's samples as tokens: names, lengths, and all ids (int32 [T]) and mask values (uint8 [T]) one after the other."""
-
-    shard_id: str
-    sample_ids: list[str]
-    lengths: list[int]
-    input_ids: np.ndarray
-    loss_mask: np.ndarray
-
-
-def read_tokens(path: Path, *, shard_id: str) -> ShardTokens:
-    """Read a planned shard's tokens.
-
-    Raises:
-        UserError: the file is missing, unreadable, or not that shard's.
-    """
-    again = "delete it and plan again: snakemake --forcerun plan"
-    try:
-        table = pq.read_table(path, columns=["sample_id", "input_ids", "loss_mask"])
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: tokens of shard {shard_id} cannot be read ({error}); {again}") from error
-    names = table["sample_id"].to_pylist()
-    if ids.shard_id(names) != shard_id:
-        raise UserError(f"{path}: expected the tokens of shard {shard_id}, found those of {ids.shard_id(names)}; {again}")
-    for name, sample, mask in zip(names, table["input_ids"], table["loss_mask"], strict=True):
-        found = ids.sample_id(sample.values.to_numpy(), mask.values.to_numpy())
-        if found != name:
-            raise UserError(f"{path}: the tokens of sample {name} are those of {found}: the file is damaged; {again}")
-    column = table["input_ids"].combine_chunks()
-    lengths = np.diff(column.offsets.to_numpy()).tolist()
-    return ShardTokens(
-        shard_id=shard_id,
-        sample_ids=names,
-        lengths=lengths,
-        input_ids=column.flatten().to_numpy().astype(np.int32),
-        loss_mask=table["loss_mask"].combine_chunks().flatten().to_numpy().astype(np.uint8),
-    )
 
 
 def extract_shard(

@@ -38,7 +38,9 @@ _TOKENIZER_FILES = (
     "vocab.json",
 )
 _NOT_CONTENT = ("_name_or_path", "name_or_path", "_model_name_or_path", "transformers_version")  # where from and who wrote it
-_BLOCKS, _BLOCK_BYTES = 64, 4096  # sampled of each weight file: milliseconds, where reading a large model whole takes minutes
+# Sampled of each weight file: milliseconds, where reading a large model whole takes minutes.
+_BLOCKS, _BLOCK_BYTES = 64, 4096
+_TENSORS = 320  # more than a model of one file has, but for mixtures of experts
 _HEAD_NAMES = re.compile(r"(.+\.)?lm_head\.weight")
 _EMBEDDING_NAMES = re.compile(r"(?!.*\.layers\.)(.+\.)?embed_tokens\.weight")
 
@@ -120,8 +122,9 @@ def capture_spec(model: ModelInfo, *, name: str | None, capture: Mapping[str, An
 def digest(path: Path) -> str:
     """What a model is by content: its hub commit where it lies in a hub cache, else a hash over the folder's files.
 
-    The hash covers config and tokenizer, and of each weight file the tensor headers, the size and 64 blocks of 4 KiB spread
-    over it. Paths, dates and who wrote the config do not enter.
+    The hash covers config and tokenizer, and of each weight file the tensor headers, the size, 64 blocks of 4 KiB spread over it and one
+    of each of its tensors (of 320, spread over it, where it has more). A change of a few numbers of a tensor may so be missed. Paths,
+    dates and who wrote the config do not enter.
 
     Raises:
         UserError: no such folder or no safetensors weights.
@@ -131,7 +134,7 @@ def digest(path: Path) -> str:
     for folder in (path.absolute(), path.resolve()):
         if folder.parent.name == "snapshots" and _SNAPSHOT.fullmatch(folder.name):
             return f"commit-{folder.name}"
-    total = hashlib.sha256(b"draftstates.model.v1\0" + _canonical(path / "config.json"))
+    total = hashlib.sha256(b"draftstates.model.v2\0" + _canonical(path / "config.json"))
     for name in _TOKENIZER_FILES:
         file = path / name
         if file.exists():
@@ -217,7 +220,11 @@ def _weight_files(path: Path) -> list[Path]:
 
 
 def _sampled_blocks(file: Path) -> Iterator[bytes]:
-    """The header and the sampled blocks of one weight file; each block at a place of its own, drawn from the header's hash."""
+    """The header and the sampled blocks of one weight file; each block at a place of its own, drawn from the header's hash.
+
+    Raises:
+        UserError: its header is not that of a safetensors file.
+    """
     size = file.stat().st_size
     with open(file, "rb") as handle:
         prefix = handle.read(8)
@@ -225,11 +232,21 @@ def _sampled_blocks(file: Path) -> Iterator[bytes]:
         yield prefix + header
         start = 8 + len(header)
         stride = (size - start) / _BLOCKS
-        draws = hashlib.shake_128(header).digest(4 * _BLOCKS)
-        for index in range(_BLOCKS):
+        spans = [(stride * index, stride * (index + 1)) for index in range(_BLOCKS)] + _tensor_spans(file, header)
+        draws = hashlib.shake_128(header).digest(4 * len(spans))
+        for index, (begin, end) in enumerate(spans):
             draw = int.from_bytes(draws[4 * index : 4 * index + 4], "little") / 2**32
-            handle.seek(start + int(stride * index + draw * max(0, stride - _BLOCK_BYTES)))
+            handle.seek(start + int(begin + draw * max(0, end - begin - _BLOCK_BYTES)))
             yield handle.read(_BLOCK_BYTES)
+
+
+def _tensor_spans(file: Path, header: bytes) -> list[tuple[int, int]]:
+    """First and last byte, after the header, of each tensor, or of `_TENSORS` of them at equal steps."""
+    try:
+        spans = sorted(tuple(entry["data_offsets"]) for name, entry in json.loads(header).items() if name != "__metadata__")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{file}: not a readable safetensors file: {type(error).__name__}: {error}") from error
+    return spans if len(spans) <= _TENSORS else [spans[len(spans) * index // _TENSORS] for index in range(_TENSORS)]
 
 
 def _find_tensor(path: Path, names: re.Pattern[str]) -> torch.Tensor | None:

@@ -88,7 +88,7 @@ rule vocabulary:
     params:
         size=config["draft_vocab_size"],
         parent=subpath(output.folder, parent=True),
-        code=ask.source_digest("tokens/vocabulary.py", "vocab.py", "exports/common.py", "plan_file.py"),
+        code=ask.source_digest("tokens/vocabulary.py", "vocab.py", "exports/common.py", "plan_file.py", "shard_tokens.py", "ids.py"),
     shell:
         """
         exec python scripts/vocabulary.py {input.plan:q} \

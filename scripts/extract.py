@@ -13,6 +13,7 @@ from draftstates.room import check_free
 from draftstates.server.command import server_settings
 from draftstates.server.engine import server_info
 from draftstates.server.lease import lease
+from draftstates.shard_tokens import read_tokens
 from draftstates.shards import shard_bytes
 
 
@@ -29,7 +30,7 @@ def main() -> None:
     spec = CaptureSpec.from_plan(arguments.plan)
     plan = read_plan(arguments.plan)  # after `spec`: of a plan that is replaced meanwhile, this names the other folder
     check_run_folder(plan, arguments.output.parent.parent)
-    tokens = extract.read_tokens(arguments.tokens, shard_id=arguments.shard_id)
+    tokens = read_tokens(arguments.tokens, shard_id=arguments.shard_id)
     options = extract.ExtractOptions(
         tokens_in_flight=settings["extract"]["tokens_in_flight"],
         probe_fraction=settings["checks"]["probe_fraction"],

@@ -22,11 +22,12 @@ from draftstates.capture_spec import CaptureSpec
 from draftstates.cli import run
 from draftstates.client import Captured, Endpoint
 from draftstates.errors import UserError
-from draftstates.extract import ExtractOptions, ShardTokens, capture, lay_out, receipts_document
+from draftstates.extract import ExtractOptions, capture, lay_out, receipts_document
 from draftstates.model import read_model
 from draftstates.parity import row_distances
 from draftstates.server.address import read_address
 from draftstates.server.engine import server_info
+from draftstates.shard_tokens import ShardTokens
 from draftstates.shards import Shard
 from draftstates.verify import verify_shard
 

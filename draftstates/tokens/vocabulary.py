@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from draftstates.building import sync_folder
-from draftstates.errors import UserError
 from draftstates.exports.common import check_torch, save_torch
+from draftstates.shard_tokens import read_tokens
 from draftstates.vocab import TokenCounts, draft_vocabulary, vocabulary_key
 
 
@@ -39,7 +37,9 @@ def write_vocabulary(plan: Mapping[str, Any], *, shard_tokens: Path, draft_size:
         return folder
     counts = TokenCounts(target_size)
     for shard in plan["shards"]:
-        count_targets(shard_tokens / f"{shard['shard_id']}.parquet", counts)
+        path = shard_tokens / f"{shard['shard_id']}.parquet"
+        tokens = read_tokens(path, shard_id=shard["shard_id"])
+        counts.add(f"in {path}", tokens.input_ids, tokens.loss_mask)
     mapping = draft_vocabulary(counts.counts, draft_size=draft_size)
     chosen = int(counts.counts[mapping.t2d].sum())
     about = {
@@ -61,21 +61,6 @@ def write_vocabulary(plan: Mapping[str, Any], *, shard_tokens: Path, draft_size:
         shutil.rmtree(partial, ignore_errors=True)
     sync_folder(output)
     return folder
-
-
-def count_targets(path: Path, counts: TokenCounts) -> None:
-    """Count the targets in a Parquet file of samples.
-
-    Raises:
-        UserError: no such file, or an id outside the vocabulary.
-    """
-    try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=1024, columns=["input_ids", "loss_mask"]):
-                ids, mask = (batch.column(name).flatten().to_numpy() for name in ("input_ids", "loss_mask"))
-                counts.add(f"in {path}", ids, mask)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise UserError(f"{path}: expected a shard's tokens; plan again: {error}") from error
 
 
 def _write(folder: Path, counts: TokenCounts, d2t: np.ndarray, t2d: np.ndarray, about: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from draftstates.ids import sample_id, shard_id
 from draftstates.tokens.vocabulary import write_vocabulary
 
 speculators = pytest.importorskip("speculators.train.vocab_mapping", reason="speculators is not installed here: make test-exports")
@@ -24,9 +25,10 @@ def written(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Count
     draw = np.random.default_rng(0)
     ids = draw.zipf(1.3, 4000) % 100 + 50
     mask = (np.arange(len(ids)) % 3 > 0).astype(np.uint8)
+    name = sample_id(ids, mask)
     table = {"input_ids": pa.array([ids.tolist()], pa.list_(pa.int32())), "loss_mask": pa.array([mask.tolist()], pa.list_(pa.uint8()))}
-    pq.write_table(pa.table(table), tmp_path / "a.parquet")
-    plan = {"shards": [{"shard_id": "a"}]}
+    pq.write_table(pa.table({"sample_id": [name], **table}), tmp_path / f"{shard_id([name])}.parquet")
+    plan = {"shards": [{"shard_id": shard_id([name])}]}
     folder = write_vocabulary(plan, shard_tokens=tmp_path, draft_size=request.param, target_size=TARGET, output=tmp_path / "v")
     return folder, Counter(sorted(ids[mask == 1].tolist())), request.param
 

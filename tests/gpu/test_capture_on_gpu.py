@@ -24,8 +24,9 @@ from server_harness import Running, capture, random_ids, serve, spec_for  # noqa
 
 from draftstates import ids, parity  # noqa: E402
 from draftstates.alignment import Rounding, check_alignment  # noqa: E402
-from draftstates.extract import ExtractOptions, ShardTokens, companions, extract_shard  # noqa: E402
+from draftstates.extract import ExtractOptions, companions, extract_shard  # noqa: E402
 from draftstates.model import read_head  # noqa: E402
+from draftstates.shard_tokens import ShardTokens  # noqa: E402
 from draftstates.verify import verify_shard  # noqa: E402
 
 FLAGS = os.environ.get("DRAFTSTATES_GPU_FLAGS", "").split()

@@ -17,7 +17,8 @@ from draftstates import extract as extraction
 from draftstates.building import building_folder
 from draftstates.client import Client, Endpoint, Work
 from draftstates.errors import UserError
-from draftstates.extract import ExtractOptions, companions, extract_shard, read_tokens
+from draftstates.extract import ExtractOptions, companions, extract_shard
+from draftstates.shard_tokens import read_tokens
 from draftstates.verify import sealed
 
 SPEC = capture_spec(layers=(1, 2), num_layers=4, hidden_size=4, final_norm="post_norm", stored_dtype="float32")

@@ -100,6 +100,17 @@ def test_a_large_file_is_sampled_over_all_its_length(tmp_path: Path) -> None:
         assert digest(folder) != before
 
 
+def test_a_change_of_any_one_tensor_is_seen(tmp_path: Path) -> None:
+    """As many small ones as a small model has: blocks spread over the file alone would miss most of them."""
+    folder = _model(tmp_path / "a", tensors={f"{number:03d}": torch.zeros(4096) for number in range(300)})
+    file = folder / "model.safetensors"
+    whole, before = file.read_bytes(), digest(folder)
+    for number in range(300):
+        end = len(whole) - number * 4 * 4096
+        file.write_bytes(whole[: end - 4 * 4096] + b"\x01" * 4 * 4096 + whole[end:])
+        assert digest(folder) != before
+
+
 def test_a_hub_snapshot_is_its_commit(tmp_path: Path) -> None:
     commit = "0123456789abcdef0123456789abcdef01234567"
     folder = _model(tmp_path / "models--Qwen--Qwen3-8B" / "snapshots" / commit)

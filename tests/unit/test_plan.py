@@ -19,9 +19,9 @@ from synthetic import capture_spec
 from draftstates import ids
 from draftstates.capture_spec import CaptureSpec
 from draftstates.errors import UserError
-from draftstates.extract import read_tokens
 from draftstates.plan import PlanOptions, make_plan
 from draftstates.plan_file import check_accounting, read_plan
+from draftstates.shard_tokens import read_tokens
 
 SPEC = capture_spec(layers=(2, 4, 5), final_norm="post_norm", model_digest="content-1")
 OPTIONS = PlanOptions(min_bytes=20_000, max_bytes=80_000)

@@ -94,9 +94,11 @@ def test_the_folder_is_named_by_content_so_that_it_is_never_stale(planned, tmp_p
     assert key == vocabulary_key({"shards": plan["shards"][::-1]}, draft_size=64, target_size=49152)
 
 
-def test_missing_tokens_leave_nothing_behind(planned, tmp_path) -> None:
-    shutil.rmtree(planned[1] / "shards")
-    with pytest.raises(UserError, match="expected a shard's tokens; plan again"):
+@pytest.mark.parametrize(("fault", "named"), [("missing", "cannot be read"), ("another's", "expected the tokens of shard")])
+def test_tokens_that_are_missing_or_of_another_shard_leave_nothing_behind(planned, tmp_path, fault: str, named: str) -> None:
+    first, second, *_ = [planned[1] / "shards" / f"{shard['shard_id']}.parquet" for shard in planned[0]["shards"]]
+    first.unlink() if fault == "missing" else shutil.copy(second, first)
+    with pytest.raises(UserError, match=named):
         vocabulary(planned, tmp_path / "v")
     assert not (tmp_path / "v").exists() or not list((tmp_path / "v").iterdir())
 

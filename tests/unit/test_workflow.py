@@ -30,7 +30,6 @@ OF_OTHER_RULES = {
         "dataset.py",
         "exports/trainers.py",
         "final_norm.py",
-        "ids.py",
         "readers.py",
         "shards.py",
         "storage.py",
