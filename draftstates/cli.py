@@ -1,5 +1,6 @@
 """What every command in `scripts/` shares: one way to report a user's error, and to end when told to."""
 
+import errno
 import os
 import signal
 import sys
@@ -29,6 +30,9 @@ def run(main: Callable[[], None]) -> None:
     except UserError as error:
         sys.exit(f"error: {error}")
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            where = error.filename or "where this step writes"  # a write that finds no room does not say of which file
+            sys.exit(f"error: {where}: {error.strerror}; make room and run again")
         if error.filename is None:
             raise  # of no file that the user named
         sys.exit(f"error: {error.filename}: {error.strerror}")

@@ -53,7 +53,10 @@ def read_manifest(path: Path) -> dict:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT or manifest.get("format_version") != 1:
         raise UserError(f"{path}: expected {FORMAT} version 1")
     missing = [f"capture.{name}" for name in _CAPTURE_FIELDS if name not in manifest.get("capture", {})]
-    missing += ["shards"] if "shards" not in manifest else []
+    missing += ["shards"] if not isinstance(manifest.get("shards"), list) else []
+    for number, shard in enumerate([] if missing else manifest["shards"]):
+        entry = shard if isinstance(shard, dict) else {}
+        missing += [f"shards[{number}].{name}" for name in ("shard_id", "path") if not isinstance(entry.get(name), str)]
     if missing:
         raise UserError(f"{path}: the manifest lacks {', '.join(missing)}")
     return manifest

@@ -1,9 +1,12 @@
 """A command that is told to end clears up behind itself."""
 
+import errno
 import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from draftstates import cli
 
@@ -61,3 +64,14 @@ def test_what_term_did_before_it_does_after() -> None:
     cli.run(lambda: during.append(signal.getsignal(signal.SIGTERM)))
     assert during != [before]
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("file", ["results/x.parquet", None])
+def test_a_disk_without_room_is_said_in_one_line(file: str | None) -> None:
+    """A write that finds no room does not say of which file; an open does."""
+
+    def main() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", *([file] if file else []))
+
+    with pytest.raises(SystemExit, match=f"error: {file or 'where this step writes'}: No space left on device; make room and run again"):
+        cli.run(main)

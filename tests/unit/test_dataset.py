@@ -91,6 +91,23 @@ def test_opening_says_what_is_not_as_asked(manifest: Synthetic, asked: dict, wor
         ShardDataset(manifest.path, **asked)
 
 
+@pytest.mark.parametrize(
+    ("change", "lacks"),
+    [
+        (lambda found: found["shards"][0].pop("path"), r"shards\[0\].path"),
+        (lambda found: found["shards"].insert(0, 1), r"shards\[0\].shard_id, shards\[0\].path"),
+        (lambda found: found.update(shards={}), "shards"),
+    ],
+)
+def test_a_manifest_without_a_field_that_reading_needs_is_refused(tmp_path: Path, change: Callable[[dict], object], lacks: str) -> None:
+    manifest = small(tmp_path)
+    document = json.loads(manifest.path.read_text())
+    change(document)
+    manifest.path.write_text(json.dumps(document))
+    with pytest.raises(UserError, match=f"the manifest lacks {lacks}"):
+        ShardDataset(manifest.path)
+
+
 def test_what_fits_opens(manifest: Synthetic) -> None:
     dataset = ShardDataset(manifest.path, model="tiny", residual_layers=[2, 5], final_norm="pre_norm")
     expected = manifest.samples[dataset.sample_id(3)]["hidden_states"]
