@@ -4,24 +4,23 @@ A configuration is a plain dict with every key of the schema present and sizes a
 """
 
 import copy
-import difflib
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import yaml
 
+from draftstates.config_problems import not_plain, problems
 from draftstates.errors import UserError
 from draftstates.layers import chosen_layers
 
 SCHEMA = Path(__file__).parent.parent / "schemas" / "config.schema.yaml"
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
+_NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]+)?")  # Python refuses to read thousands of digits; more than 18 stay text, which no number is
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -34,7 +33,7 @@ def load(path: Path) -> dict[str, Any]:
         raw = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: the configuration cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, a date that there is none of, thousands of digits
         raise UserError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(raw, dict):
         raise UserError(f"{path}: expected a mapping of configuration keys, found {type(raw).__name__}")
@@ -51,14 +50,12 @@ def resolve(raw: Mapping[str, Any], *, origin: str) -> dict[str, Any]:
         UserError: names every key at fault with its path, such as `data.sources[0].nmae`.
     """
     schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
-    try:
-        config = json.loads(json.dumps(raw, allow_nan=False))  # plain dicts and lists, whatever a YAML reader or Snakemake made of them
-    except (TypeError, ValueError) as error:  # dates, sets, NaN, infinity
-        raise UserError(f"{origin}: expected text, numbers, lists and mappings: {error}") from error
+    if found := sorted(not_plain(raw)):
+        raise UserError(f"{origin}: " + "; ".join(found))
+    config = json.loads(json.dumps(raw, allow_nan=False))  # plain dicts and lists, whatever a YAML reader or Snakemake made of them
     config = _read_numbers(config, schema, schema)
-    problems = sorted(_problems(config, schema))
-    if problems:
-        raise UserError(f"{origin}: " + "; ".join(problems))
+    if found := sorted(problems(config, schema)):
+        raise UserError(f"{origin}: " + "; ".join(found))
     _fill(config, schema, schema)
     _check_together(config, origin)
     _name_model(config, schema, origin)
@@ -115,8 +112,10 @@ def state_folder(config: Mapping[str, Any]) -> Path:
 
 
 def _read_numbers(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> Any:
-    """The value with text made numbers where the schema wants them: Snakemake passes nested numbers of --config and profiles as text."""
+    """The value with text made numbers where the schema wants them: sizes, and what Snakemake passes as text (--config, profiles)."""
     schema = _followed(schema, root)
+    if _is_size(schema) and isinstance(value, str) and re.fullmatch(root["$defs"]["bytes"]["anyOf"][1]["pattern"], value):
+        return _number_of_bytes(value)
     for choice in schema.get("anyOf", []):
         value = _read_numbers(value, choice, root)
     kinds = schema.get("type", [])
@@ -136,81 +135,8 @@ def _followed(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
     return {**root["$defs"][schema["$ref"].rpartition("/")[2]], **schema} if "$ref" in schema else schema
 
 
-def _whole(_: object, value: object) -> bool:
-    """JSON Schema takes 1.0 for an integer; here 1 and 1.0 would be two parameters and two capture keys."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _matches(_: object, pattern: str, value: object, __: object) -> Iterator[jsonschema.ValidationError]:
-    """As JSON Schema means it: in Python `$` alone would let a newline through at the end."""
-    if isinstance(value, str) and (not re.search(pattern, value) or value.endswith("\n")):
-        yield jsonschema.ValidationError(f"{value!r} does not match {pattern!r}")
-
-
-_VALIDATOR = jsonschema.validators.extend(
-    jsonschema.Draft202012Validator,
-    validators={"pattern": _matches},
-    type_checker=jsonschema.Draft202012Validator.TYPE_CHECKER.redefine("integer", _whole),
-)
-
-
-def _problems(config: Any, schema: dict[str, Any]) -> Iterator[str]:
-    for error in _VALIDATOR(schema).iter_errors(config):
-        path = _path(error.absolute_path)
-        if error.validator == "additionalProperties":
-            for name in sorted(set(error.instance) - set(error.schema["properties"])):
-                yield f"{_join(path, name)}: unknown key{_suggestion(name, error.schema['properties'])}"
-        elif error.validator == "required":
-            for name in sorted(set(error.validator_value) - set(error.instance)):
-                yield f"{_join(path, name)}: missing"
-        else:
-            yield f"{path or 'the configuration'}: expected {_expected(error)}, found {_shown(error.instance)}"
-
-
-def _expected(error: jsonschema.ValidationError) -> str:
-    """What would have been right: the rule that was broken, then the key's own description."""
-    value = error.validator_value
-    rules = {
-        "type": lambda: " or ".join(value) if isinstance(value, list) else str(value),
-        "enum": lambda: "one of " + ", ".join("null" if choice is None else str(choice) for choice in value),
-        "minimum": lambda: f"at least {value}",
-        "exclusiveMinimum": lambda: f"more than {value}",
-        "maximum": lambda: f"at most {value}",
-        "exclusiveMaximum": lambda: f"less than {value}",
-        "minItems": lambda: f"at least {value} entry",
-        "minLength": lambda: "some text",
-        "uniqueItems": lambda: "no entry twice",
-        "pattern": lambda: f"text like {value}",
-        "anyOf": lambda: "",
-    }
-    rule = rules.get(error.validator, lambda: error.message)()
-    description = error.schema.get("description", "")
-    return " (".join(part for part in (rule, description) if part) + (")" if rule and description else "")
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _suggestion(name: str, known: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]}?)" if close else f" (known here: {', '.join(known)})"
-
-
-def _path(parts: Any) -> str:
-    path = ""
-    for part in parts:
-        path = f"{path}[{part}]" if isinstance(part, int) else _join(path, part)
-    return path
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
 def _fill(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> None:
-    """Put the schema's defaults into mappings, in place, and turn sizes into numbers."""
+    """Put the schema's defaults into mappings, in place, sizes as numbers."""
     for name, part in schema.get("properties", {}).items():
         part = _followed(part, root)
         if name not in value and "default" in part:

@@ -12,6 +12,7 @@ from draftstates.errors import UserError
 from draftstates.forecast import forecast
 from draftstates.plan_file import read_plan
 from draftstates.progress import say_each_minute
+from draftstates.tokens.template_file import read_template
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 
@@ -19,6 +20,7 @@ try:
     config = resolve(config, origin=" ".join(map(str, workflow.overwrite_configfiles)) or "config.yaml")
     check_results(config)
     check_model(config)
+    CHAT_TEMPLATE = read_template(Path(config["data"]["chat_template"])) if config["data"]["chat_template"] else None
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
@@ -67,8 +69,7 @@ def source_files(wildcards):
 def tokenise_options(wildcards):
     """What decides a source's tokens, of the configuration: as text in a fixed order, so that reordered keys change nothing."""
     options = {**config["data"], "sources": SOURCES[wildcards.source], "trust_remote_code": config["model"]["trust_remote_code"]}
-    if config["data"]["chat_template"]:
-        options["chat_template"] = Path(config["data"]["chat_template"]).read_text()
+    options["chat_template"] = CHAT_TEMPLATE
     return json.dumps(options, sort_keys=True)
 
 

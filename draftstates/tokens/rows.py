@@ -15,6 +15,7 @@ from draftstates.errors import UserError
 from draftstates.tokens.reasons import RowSkipped, shown
 
 _COMPRESSED = (".gz", ".zst")
+_SAVED = ("state.json", "dataset_info.json", "dataset_dict.json")  # what save_to_disk says of the data beside it
 _CHUNK = 1 << 20
 _BATCH_ROWS = 256
 _DECODER = json.JSONDecoder()
@@ -40,13 +41,12 @@ def read_rows(paths: list[Path], *, limit: int | None = None) -> Iterator[Row]:
     Blank lines are no rows. A line that is not JSON is a row that says so; a damaged Parquet or Arrow file is an error.
 
     Raises:
-        UserError: a file is missing, of no known kind, or cannot be read.
+        UserError: a file is missing, no regular one, of no known kind, compressed but empty, or cannot be read.
     """
     number = 0
     for path in paths:
-        if not path.exists():
-            raise UserError(f"{path}: no such file")
         try:
+            _check_kind(path)
             for place, value in _read_file(path):
                 yield Row(number, f"{path}, {place}", value)
                 number += 1
@@ -54,6 +54,16 @@ def read_rows(paths: list[Path], *, limit: int | None = None) -> Iterator[Row]:
                     return
         except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
             raise UserError(f"{path}: cannot be read: {error}") from error
+
+
+def _check_kind(path: Path) -> None:
+    """See that reading can end: a pipe would wait for a writer, a device might never run out."""
+    if not path.exists():
+        raise UserError(f"{path}: no such file")
+    if not (path.is_file() or path.is_dir()):
+        raise UserError(f"{path}: expected a regular file, found a pipe, socket or device: write its content to a file first")
+    if path.suffix in _COMPRESSED and not path.stat().st_size:
+        raise UserError(f"{path}: expected compressed data, found an empty file: get it anew, or leave it out")
 
 
 def _read_file(path: Path) -> Iterator[tuple[str, object]]:
@@ -146,14 +156,29 @@ def _arrow_batches(path: Path) -> Iterator[pa.RecordBatch]:
 def _read_folder(path: Path) -> Iterator[tuple[str, object]]:
     from datasets import Dataset, load_from_disk
 
+    saved = [path / name for name in _SAVED if (path / name).is_file()]
+    for file in saved:
+        _check_mapping(file)
     try:
         dataset = load_from_disk(str(path))
     except FileNotFoundError as error:
         raise UserError(f"{path}: expected a folder made by save_to_disk: {error}") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # JSON, but not what save_to_disk writes
+        files = " or ".join(map(str, saved))
+        raise UserError(f"{files}: not as save_to_disk writes it, save the dataset again: {error!r}") from error
     if not isinstance(dataset, Dataset):
         raise UserError(f"{path}: holds several splits, name one of them: {', '.join(str(path / split) for split in dataset)}")
     table = dataset.with_format("arrow")
     return _numbered(batch.to_pylist() for batch in table.iter(batch_size=_BATCH_ROWS))
+
+
+def _check_mapping(file: Path) -> None:
+    try:
+        found = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file}: expected JSON as save_to_disk writes it, save the dataset again: {error}") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{file}: expected a JSON object as save_to_disk writes it, found {shown(found)}: save the dataset again")
 
 
 def _numbered(batches: Iterator[list[dict[str, Any]]]) -> Iterator[tuple[str, object]]:

@@ -12,6 +12,7 @@ from draftstates.errors import UserError
 from draftstates.tokens.conversations import Conversation
 from draftstates.tokens.encoder import encoder_for
 from draftstates.tokens.reasons import RowSkipped
+from draftstates.tokens.template_file import read_template
 from draftstates.tokens.tokenizer import load_tokenizer
 
 TODAY = datetime.date(2024, 7, 26)  # what templates that ask for the date are told, or every day's ids would be others
@@ -41,10 +42,11 @@ class ChatTemplate:
         trust_remote_code: bool = False,
     ) -> None:
         self.tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
-        self.chat_template = _read_template(chat_template) if chat_template else None
+        self.chat_template = read_template(chat_template) if chat_template else None
         if not (self.chat_template or self.tokenizer.chat_template):
             raise UserError(f"{folder}: the tokenizer has no chat template; name one with data.chat_template")
         self.folder = folder
+        self._origin = f"data.chat_template: {chat_template}" if chat_template else str(folder)
         self._arguments = {"strftime_now": today.strftime, **(arguments or {})}
         self._encoder = encoder_for(self.tokenizer)
         self.vocabulary_size = len(self.tokenizer)
@@ -124,7 +126,9 @@ class ChatTemplate:
         try:
             turns = [self.encode(self.render([user, {"role": "assistant", "content": answer}])).tolist() for answer in _ANSWERS]
         except RowSkipped as error:
-            raise UserError(f"{self.folder}: the chat template cannot render a user's and an assistant's message: {error.detail}") from None
+            raise UserError(
+                f"{self._origin}: the chat template cannot render a user's and an assistant's message: {error.detail}"
+            ) from None
         return _common_suffix(turns)
 
     def _check_round_trip(self) -> None:
@@ -142,7 +146,7 @@ class ChatTemplate:
                 return frozenset(named | {self.closing[found[0]]}), self.closing[found[0] + 1 :]
         text = [index for index, token in enumerate(self.closing) if self.tokenizer.decode([token]).strip()]
         if not text:
-            raise UserError(f"{self.folder}: the chat template puts nothing after an assistant turn, so its end cannot be learnt")
+            raise UserError(f"{self._origin}: the chat template puts nothing after an assistant turn, so its end cannot be learnt")
         return frozenset(named | {self.closing[text[-1]]}), self.closing[text[-1] + 1 :]
 
     def _takes_parts(self) -> bool:
@@ -169,13 +173,6 @@ class ChatTemplate:
             return self.render(one, tools=[_TOOL]) == self.render(other, tools=[_TOOL])
         except RowSkipped:
             return False  # it says so itself when a row has it
-
-
-def _read_template(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: expected a Jinja chat template: {error}") from error
 
 
 def _ids_of(tokens: Sequence[str], tokenizer: Any) -> set[int]:

@@ -90,6 +90,37 @@ def test_kimi_is_captured_as_it_was_first_run() -> None:
         ("server.launcher", "external", "server.url: missing"),
         ("server.env", {"A": 1}, "server.env.A: expected string, found 1"),
         ("model", {}, "model.path: missing"),
+        ("shards.min_bytes", "0MiB", "shards.min_bytes: expected a number of bytes, at least 1, or text such as 512MiB or 4GiB, found 0"),
+        ("shards.min_bytes", "0.1B", "shards.min_bytes: expected a number of bytes, at least 1"),
+        ("max_bytes", "0B", "max_bytes: expected budget for the states on the disk"),
+        pytest.param(
+            "shards.min_bytes", "1" * 400 + "TiB", "shards.min_bytes: expected a number of bytes, at least 1", id="beyond a float"
+        ),
+        ("shards.min_bytes", "9999999999TiB", "shards.min_bytes: expected a number of bytes, at least 1"),
+        pytest.param("shards.max_bytes", "9" * 5000, "shards.max_bytes: expected a number of bytes, at least 1", id="thousands of digits"),
+        pytest.param(
+            "shards.max_bytes",
+            10**5000,
+            "shards.max_bytes: expected a number of at most 9223372036854775807",
+            id="a number of thousands of digits",
+        ),
+        pytest.param("data.max_tokens", "9" * 5000, "data.max_tokens: expected integer", id="an integer of thousands of digits"),
+        pytest.param("server.idle_seconds", "9" * 400 + ".0", "server.idle_seconds: expected number", id="a float of hundreds of digits"),
+        (
+            "data.template_date",
+            datetime.date(2024, 7, 26),
+            "data.template_date: expected text, found a date: put it in quotes, '2024-07-26'",
+        ),
+        ("data.template_arguments", {"days": [datetime.date(2024, 7, 26)]}, "data.template_arguments.days[0]: expected text, found a date"),
+        ("data.template_arguments", {7: "x"}, "data.template_arguments.7: expected text as a key's name, found int: put it in quotes"),
+        ("results", "r3{x}", "results: expected text like ^[^{}]*$ (a path without { and }, which Snakemake takes for wildcards)"),
+        (
+            "data.sources.0.files",
+            ["a.jsonl", "part{i}.jsonl"],
+            "data.sources[0].files[1]: expected text like ^[^{}]*$ (a path without { and }",
+        ),
+        ("model.path", "models/{m}", "model.path: expected text like ^[^{}]*$ (a path without { and }"),
+        ("data.sources.0.files", [""], "data.sources[0].files[0]: expected some text (a path"),
     ],
 )
 def test_a_wrong_key_is_named_with_its_path(path: str, value: object, expected: str) -> None:
@@ -181,7 +212,15 @@ def test_a_resolved_configuration_is_found_again_where_its_content_says(tmp_path
     assert config.resolved_path({**found, "exclude": ["0" * 32]}) != path
 
 
-@pytest.mark.parametrize(("text", "expected"), [("- a", "expected a mapping"), ("a: [", "not valid YAML")])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("- a", "expected a mapping"),
+        ("a: [", "not valid YAML"),
+        ("a: 2024-13-01", "not valid YAML: month must be in"),
+        pytest.param("a: " + "9" * 5000, "not valid YAML", id="thousands of digits"),
+    ],
+)
 def test_a_file_that_is_no_configuration_is_named(tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "broken.yaml"
     path.write_text(text)
@@ -203,10 +242,18 @@ def test_every_default_in_the_schema_satisfies_the_schema() -> None:
     assert set(resolved) == set(schema["properties"])
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), datetime.date(2026, 1, 1), {1, 2}])
-def test_what_is_no_text_number_list_or_mapping_is_refused(value: object) -> None:
-    with pytest.raises(UserError, match="expected text, numbers, lists and mappings"):
-        config.resolve({"data": {"max_skipped_fraction": value}}, origin="my.yaml")
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (float("nan"), "expected a finite number, found nan"),
+        (float("inf"), "expected a finite number, found inf"),
+        (datetime.date(2026, 1, 1), "expected text, found a date"),
+        ({1, 2}, "expected text, numbers, lists and mappings, found set"),
+    ],
+)
+def test_what_is_no_text_number_list_or_mapping_is_refused_by_its_key(value: object, expected: str) -> None:
+    with pytest.raises(UserError, match=rf"my.yaml: data\.max_skipped_fraction: {expected}"):
+        config.resolve(edited("data.max_skipped_fraction", value), origin="my.yaml")
 
 
 @pytest.mark.parametrize("results", ["file", "file/results", "broken", "broken/results"])

@@ -2,6 +2,10 @@
 
 import gzip
 import json
+import os
+import shutil
+import socket
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -98,12 +102,54 @@ def test_an_array_that_is_cut_short_keeps_its_rows_and_says_so(tmp_path) -> None
         ("rows.parquet", b"PAR1 nothing", "rows.parquet: cannot be read"),
         ("rows.jsonl.gz", gzip.compress(b'{"a": 1}\n')[:-6], "rows.jsonl.gz: cannot be read"),
         ("rows.csv", b"a,b\n", "rows.csv: expected .jsonl"),
+        ("rows.jsonl.gz", b"", "rows.jsonl.gz: expected compressed data, found an empty file"),
+        ("rows.json.zst", b"", "rows.json.zst: expected compressed data, found an empty file"),
     ],
 )
 def test_a_damaged_file_is_an_error_that_names_it(tmp_path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
         list(read_rows([tmp_path / name]))
+
+
+def test_an_empty_file_that_is_not_compressed_has_no_rows(tmp_path) -> None:
+    """Writers of many parts leave some empty."""
+    (tmp_path / "rows.jsonl").touch()
+    (tmp_path / "none.jsonl.gz").write_bytes(gzip.compress(b""))
+    assert list(read_rows([tmp_path / "rows.jsonl", tmp_path / "none.jsonl.gz"])) == []
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
+def test_what_might_never_end_is_refused_before_it_is_opened(tmp_path, monkeypatch, kind: str) -> None:
+    monkeypatch.setattr(module, "_open_text", lambda path: pytest.fail("opened"))
+    monkeypatch.chdir(tmp_path)  # a socket's path must be short
+    path = Path("rows.jsonl")
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(path))
+    else:
+        path.symlink_to(os.devnull)
+    with pytest.raises(UserError, match="rows.jsonl: expected a regular file"):
+        list(read_rows([path]))
+
+
+@pytest.mark.parametrize("name", ["state.json", "dataset_info.json"])
+@pytest.mark.parametrize("content", ['{"_data', "[]", "", "\xff", None], ids=["cut", "list", "empty", "not UTF-8", "wrong"])
+def test_a_saved_dataset_whose_description_is_damaged_is_an_error_that_names_the_file(tmp_path, saved, name: str, content) -> None:
+    shutil.copytree(saved, tmp_path / "data")
+    wrong = {"state.json": "{}", "dataset_info.json": '{"features": 3}'}
+    (tmp_path / "data" / name).write_bytes((wrong[name] if content is None else content).encode("latin-1"))
+    with pytest.raises(UserError, match=f"{tmp_path}/data/{name}.*save the dataset again"):
+        list(read_rows([tmp_path / "data"]))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved") / "data"
+    Dataset.from_list(ROWS[:2]).save_to_disk(folder)
+    return folder
 
 
 def test_a_folder_of_several_splits_asks_for_one(tmp_path) -> None:

@@ -197,6 +197,26 @@ def test_a_template_that_takes_parts_gets_them(smollm2, tmp_path) -> None:
     assert split.input_ids.tolist() == tokenise(loaded, chat("What isthis?", "That."))[0].input_ids.tolist()
 
 
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, "expected a file with a Jinja template, found none"),
+        ("folder", "expected a file with a Jinja template, found none"),
+        (b"caf\xe9", "expected a Jinja template in UTF-8: .* byte 0xe9"),
+        (b"{% if %}", "the chat template cannot render .*TemplateSyntaxError"),
+        (b"", "the chat template puts nothing after an assistant turn"),
+    ],
+)
+def test_a_template_file_that_cannot_be_used_is_named_with_its_key(smollm2, tmp_path, content, expected: str) -> None:
+    file = tmp_path / "t.jinja"
+    if content == "folder":
+        file.mkdir()
+    elif content is not None:
+        file.write_bytes(content)
+    with pytest.raises(UserError, match=f"^data.chat_template: {file}: {expected}"):
+        ChatTemplate(smollm2.folder, chat_template=file)
+
+
 def test_todays_date_in_a_template_is_the_configured_one_so_that_ids_do_not_change_from_day_to_day(smollm2, tmp_path) -> None:
     file = tmp_path / "dated.jinja"
     file.write_text("Today is {{ strftime_now('%d %b %Y') }}.\n" + CHATML)
