@@ -3,15 +3,12 @@
 Counted are the extracting jobs that Snakemake starts, in runs of the whole workflow as it is; one real server serves all that it can.
 """
 
-import contextlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -151,39 +148,21 @@ def test_one_shard_deleted_is_one_capture(real: Workspace) -> None:
     assert real.shards() == shards
 
 
-def test_weights_replaced_in_the_same_folder_capture_everything(
-    real: Workspace, real_server: Running, tiny_model: Path, demo_model: Path, tmp_path: Path
-) -> None:
-    run_name = real.plan()["run"]
-    make_tiny_model(tmp_path / "other", demo_model, seed=1)
+def test_weights_replaced_in_the_same_folder_capture_everything(real: Workspace, demo_model: Path, tmp_path: Path) -> None:
+    run_name, other = real.plan()["run"], tmp_path / "other"
+    make_tiny_model(other, demo_model, seed=1)
     weights = real.folder / "models" / "tiny" / "model.safetensors"
     before = weights.stat()
-    shutil.copy(tmp_path / "other" / "model.safetensors", weights)
+    shutil.copy(other / "model.safetensors", weights)
     os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert weights.stat().st_size == before.st_size
     refused = real.snakemake()
     assert refused.returncode != 0, "the server has the weights of before"
     assert "the server failed its self-test" in refused.stdout
-    with weights_of(tmp_path / "other", real_server, afterwards=tiny_model):
+    assert "laid out for capture key" in refused.stdout
+    with serve(spec_for(other, layers=real.config["capture"]["residual_layers"]), folder=other, root=real.results) as running:
+        real.config = real_config(running)
         run = real.run()
     assert run.extracted == len(real.plan()["shards"])
     assert run.jobs("tokenise") == 0
     assert real.plan()["run"] != run_name
-
-
-@contextlib.contextmanager
-def weights_of(model: Path, server: Running, *, afterwards: Path) -> Iterator[None]:
-    """Have the running server load the weights of another folder; those of `afterwards` when the block ends."""
-
-    def load(folder: Path) -> None:
-        body = json.dumps({"model_path": str(folder)}).encode()
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"{server.endpoint.url}/update_weights_from_disk", data=body, headers=headers)
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            assert json.load(answer)["success"]
-
-    load(model)
-    try:
-        yield
-    finally:
-        load(afterwards)
