@@ -38,7 +38,7 @@ def plant() -> None:
     def load_and_watch(self: Recorder, result: object, runner: object, *args: object) -> None:
         load(self, result, runner, *args)
         _, stack = taps.text_model(runner.model)
-        off = self._settings.residual_layers[0] + 1
+        off = self._settings.spec.residual_layers[0] + 1
 
         def entry(module: object, positional: tuple, named: dict) -> None:
             batch = next(a for a in (*positional, *named.values()) if hasattr(a, "forward_mode"))
@@ -52,7 +52,7 @@ def plant() -> None:
 
     def faulty_states(self: Recorder, final: torch.Tensor, aux: object, read: dict) -> dict:
         found = states(self, final, aux, read)
-        layers = self._settings.residual_layers
+        layers = self._settings.spec.residual_layers
         match fault():
             case "one_layer_off":
                 found[layers[0]] = seen["one layer off"]
@@ -61,7 +61,7 @@ def plant() -> None:
         return found
 
     def faulty_copy(self: Recorder, segments: list, states: dict, ids: torch.Tensor, *, rows: int) -> None:
-        first = self._settings.residual_layers[0]
+        first = self._settings.spec.residual_layers[0]
         match fault():
             case "rows_of_another_request":
                 states = {name: tensor.flip(0) for name, tensor in states.items()}
