@@ -16,6 +16,9 @@ REPOSITORY = Path(__file__).parent.parent
 
 # a suite that a shell started in its background ignores INT, and so would everything that the tests start and then interrupt
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# and one that nohup started ignores HUP: now the suite hears it without an effect, and what it starts ends by it
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
 @pytest.fixture(scope="session")
