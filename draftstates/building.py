@@ -24,7 +24,8 @@ def building_folder(shards_folder: Path, shard_id: str) -> Iterator[Path]:
     parent = shards_folder / BUILDING
     parent.mkdir(parents=True, exist_ok=True)
     for left in parent.glob(f"{shard_id}-*"):
-        _remove_if_abandoned(left)
+        if not _is_locked(left, without_lock=True):
+            shutil.rmtree(left, ignore_errors=True)
     folder = parent / f"{shard_id}-{uuid.uuid4().hex[:8]}"
     folder.mkdir()
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -36,23 +37,9 @@ def building_folder(shards_folder: Path, shard_id: str) -> Iterator[Path]:
         os.close(lock)
 
 
-def _remove_if_abandoned(folder: Path) -> None:
-    try:
-        lock = os.open(folder / "lock", os.O_RDWR)
-    except FileNotFoundError:
-        return  # its owner has made the folder but not yet the lock, or removes it right now
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
-    except BlockingIOError:
-        pass
-    finally:
-        os.close(lock)
-
-
 def abandoned(shards_folder: Path) -> list[Path]:
     """Building folders that killed attempts left: nobody holds their lock, and nothing in them has changed for an hour."""
-    return [left for left in sorted((shards_folder / BUILDING).glob("*-*")) if _is_quiet(left) and not _is_locked(left)]
+    return [left for left in sorted((shards_folder / BUILDING).glob("*-*")) if _is_quiet(left) and not _is_locked(left, without_lock=False)]
 
 
 def _is_quiet(folder: Path) -> bool:
@@ -63,11 +50,12 @@ def _is_quiet(folder: Path) -> bool:
     return time.time() - changed > _QUIET_SECONDS
 
 
-def _is_locked(folder: Path) -> bool:
+def _is_locked(folder: Path, *, without_lock: bool) -> bool:
+    """Whether somebody works in a building folder; `without_lock` where its lock is not there: not yet made, or being removed."""
     try:
         lock = os.open(folder / "lock", os.O_RDWR)
     except FileNotFoundError:
-        return False  # killed before it was made, or in the middle of the removal
+        return without_lock
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return False

@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from draftstates.errors import UserError
 
@@ -58,21 +59,29 @@ class CaptureSpec:
         return hashlib.sha256(json.dumps({**fields, "format_version": FORMAT_VERSION}, sort_keys=True).encode()).hexdigest()
 
     @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> CaptureSpec:
+        """A capture as a plan holds it: its fields and their `key`.
+
+        Raises:
+            UserError, KeyError, TypeError: a field is missing, unknown or impossible.
+            ValueError: the key is not that of the fields.
+        """
+        spec = cls(**{name: value for name, value in fields.items() if name != "key"})
+        if spec.key != fields["key"]:
+            raise ValueError(f"a capture changed since it was planned: its fields make key {spec.key[:16]}, found {fields['key'][:16]}")
+        return spec
+
+    @classmethod
     def from_plan(cls, plan: Path) -> CaptureSpec:
         """The capture that a plan was made for (`capture` in plan.json).
 
         Raises:
-            UserError: no such plan, or its key is not that of its fields (it was made by another version).
+            UserError: no such plan, or its key is not that of its fields (it was changed, or made by another version).
         """
         try:
-            fields = json.loads(plan.read_text())["capture"]
-            key = fields.pop("key")
-            spec = cls(**fields)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{plan}: no capture can be read from it: {type(error).__name__}: {error}") from error
-        if spec.key != key:
-            raise UserError(f"{plan}: expected capture key {spec.key}, found {key}; plan again")
-        return spec
+            return cls.from_fields(json.loads(plan.read_text())["capture"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{plan}: no capture can be read from it: {type(error).__name__}: {error}; plan again") from error
 
     @property
     def run_name(self) -> str:

@@ -21,7 +21,6 @@ import math
 import os
 import warnings
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,18 +46,12 @@ class ShardHeader:
     metadata: dict[str, str]
     tensors: dict[str, tuple[str, tuple[int, ...], int, int]]  # name -> dtype, shape, first byte, end byte
     size: int  # bytes that the whole file must have
+    residual_layers: tuple[int, ...]
+    sample_ids: list[str]
 
     @property
     def rows(self) -> int:
         return self.tensors["final_hidden_state"][1][0]
-
-    @cached_property
-    def residual_layers(self) -> tuple[int, ...]:
-        return tuple(json.loads(self.metadata["residual_layers"]))
-
-    @cached_property
-    def sample_ids(self) -> list[str]:
-        return json.loads(self.metadata["sample_ids"])
 
     def states(self) -> dict[str, tuple[int, int]]:
         """First byte and bytes per row of the two tensors that the server fills."""
@@ -188,7 +181,7 @@ def read_header(path: Path) -> ShardHeader:
         raise UserError(f"{path}: its header is not as it was written: expected {_first_difference(expected, prefix + text)}")
     if size != whole:
         raise UserError(f"{path}: cut short or overlong: its header says {whole} bytes, the file has {size}")
-    return ShardHeader(metadata=metadata, tensors=tensors, size=whole)
+    return ShardHeader(metadata=metadata, tensors=tensors, size=whole, residual_layers=tuple(layers), sample_ids=names)
 
 
 def _first_difference(expected: bytes, found: bytes) -> str:

@@ -27,9 +27,9 @@ def main() -> None:
     arguments = parser.parse_args()
 
     settings = config.load(arguments.config)
-    spec = CaptureSpec.from_plan(arguments.plan)
-    plan = read_plan(arguments.plan)  # after `spec`: of a plan that is replaced meanwhile, this names the other folder
+    plan = read_plan(arguments.plan)
     check_run_folder(plan, arguments.output.parent.parent)
+    spec = CaptureSpec.from_fields(plan["capture"])
     tokens = read_tokens(arguments.tokens, shard_id=arguments.shard_id)
     options = extract.ExtractOptions(
         tokens_in_flight=settings["extract"]["tokens_in_flight"],

@@ -42,10 +42,10 @@ class Recorder:
         dp_size = max(asked.dp_size, parallel.attn_dp_size)
         plugin.check_server(pp_size=parallel.pp_size, dp_size=dp_size, nodes=asked.nnodes)
         settings, spec = self._settings, self._settings.spec
-        plugin.check_model(asked, runner.model_config, spec=spec)
         self._taps = taps.install(runner.model, layers=spec.residual_layers, final_norm=spec.final_norm)
         if parallel.attn_tp_rank != 0:
             return
+        plugin.check_model(asked, runner.model_config, spec=spec)
         self._stream = torch.cuda.Stream() if torch.cuda.is_available() and runner.device == "cuda" else None
         self._destinations = Destinations(settings)
         self._writers = Writers(self._destinations, threads=settings.writers)
