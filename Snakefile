@@ -1,51 +1,65 @@
 """Conversations to verified hidden states.
 
-What is made, below the folder that `results` in the configuration names:
+The workflow writes, below the folder that the key `results` names:
 
-    tokens/<source>.parquet, .json      tokens and loss masks of a source, and what became of each of its rows
-    plan.json, tokens/shards/           which samples go into which shard
-    <run>/server.json                   what the server said of itself before it was used
-    <run>/shards/                       the hidden states, a file a shard, and the receipts of their capture
-    <run>/verified/                     what reading each shard again from the disk has shown
-    <run>/manifest.json, samples.parquet
-    <run>/exports/<trainer>/            the same for a trainer, where the configuration names some in `exports`
-    report/                             statistics and marked samples of the tokens, for `snakemake --report`
-    vocabulary/                         a drafter's vocabulary, where the configuration names `draft_vocab_size`
+    tokens/<source>.parquet, .json      tokens, loss masks and accounting of a source
+    plan.json, tokens/shards/           the samples of each shard
+    <capture>/server.json               versions, flags and self-test of the server
+    <capture>/shards/                   hidden states, one file per shard, and their receipts
+    <capture>/verified/                 the result of reading each shard from the disk
+    <capture>/manifest.json, samples.parquet
+                                        the verified shards and their samples
+    <capture>/exports/<trainer>/        the same for each trainer in the key `exports`
+    report/                             statistics and marked samples, for `snakemake --report`
+    vocabulary/                         a drafter's vocabulary, with the key `draft_vocab_size`
 
-<run> is the model's name and the first 8 digits of the capture key. Rules are in the order of the data.
+<capture> is the model's name and the first 8 digits of the capture key. The rules are in the order
+of the data.
 """
+
+import os
 
 from snakemake.utils import min_version
 
 min_version("9.20")
 
-# A configuration given on the command line stands alone: a key that it leaves out must not be the demo's.
+# A configuration given on the command line stands alone: the demo's keys are not mixed into it.
+# Without one, the workflow reads the working directory's config.yaml, or else the demo's.
 if not workflow.overwrite_configfiles:
 
-    configfile: "config.yaml"
+    configfile: "config.yaml" if os.path.exists("config.yaml") else f"{workflow.current_basedir}/config.yaml"
 
 
 include: "rules/common.smk"
 
 
-# Only with `--software-deployment-method apptainer`; otherwise everything runs in the environment of Snakemake itself.
+# The image counts only with `--software-deployment-method apptainer`. Otherwise all jobs run in the
+# environment of Snakemake itself.
 container: step_image()
 
 
 onstart:
-    hold_results()
-    save_resolved(config)
-    ask.start_run(config, in_containers=IN_CONTAINERS)
-    say_each_minute(RESULTS, logger.info)
+    begin_run()
 
 
 onsuccess:
-    if PLAN.exists():
-        shell("python scripts/accounting.py --plan {PLAN:q}")
+    end_run()
+
+
+onerror:
+    say_failures()
+
+
+# Snakemake calls the hooks of the main Snakefile alone.
+if not workflow.modifier.is_main_snakefile():
+    add_hook("_onstart", begin_run)
+    add_hook("_onsuccess", end_run)
+    add_hook("_onerror", say_failures)
 
 
 rule all:
     input:
+        kept_files(),
         final_files,
 
 

@@ -1,10 +1,12 @@
-"""The servers that `capture.py` compares: one that captures, the same without the plug-in, and on demand one with CUDA graphs."""
+"""The servers that `capture.py` compares.
+
+They are a server that captures, the same server without the plug-in, and, with --graphs, one with
+CUDA graphs.
+"""
 
 import argparse
 import contextlib
-import dataclasses
 import fcntl
-import json
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -14,17 +16,25 @@ from pathlib import Path
 from server_harness import Running, serve
 
 from draftstates.capture.plugin import MADE_UP
-from draftstates.capture_spec import CaptureSpec
-from draftstates.client import Endpoint
 from draftstates.config import resolve
-from draftstates.model import read_model
+from draftstates.extract.client import Endpoint
+from draftstates.model.digest import model_digest
+from draftstates.model.folder import ModelFolder
+from draftstates.records import Accounting, Plan, PlannedChecks, SourceAccount
 from draftstates.server.command import server_settings
 from draftstates.server.lease import lease
+from draftstates.spec import CaptureSpec
 
 
 @contextlib.contextmanager
 def turn(file: Path | None) -> Iterator[None]:
-    """One benchmark at a time: others that were given the same file wait here, their servers started and idle."""
+    """Let one benchmark measure at a time.
+
+    Other benchmarks with the same file wait here; their servers are up and idle.
+
+    Args:
+        file: the shared file; None does not wait.
+    """
     if file is None:
         yield
         return
@@ -33,47 +43,93 @@ def turn(file: Path | None) -> Iterator[None]:
         yield
 
 
-def bench_spec(config: dict, arguments: argparse.Namespace) -> CaptureSpec:
-    count = config["num_hidden_layers"]
-    layers = [int(k) for k in arguments.layers.split(",")] if arguments.layers else [2, count // 2, count - 3]
+def bench_spec(model: ModelFolder, arguments: argparse.Namespace) -> CaptureSpec:
+    """Return the capture of a benchmark, from the model's folder and the arguments."""
+    count = model.num_layers
+    layers = (
+        [int(k) for k in arguments.layers.split(",")]
+        if arguments.layers
+        else [2, count // 2, count - 3]
+    )
     return CaptureSpec(
         model=arguments.model.name,
-        model_digest=MADE_UP if "dummy" in (arguments.flags or "").split() else read_model(arguments.model).digest,
+        model_digest=(
+            MADE_UP if "dummy" in (arguments.flags or "").split() else model_digest(model)
+        ),
         compute_dtype=arguments.dtype,
         quantization=None,
         stored_dtype=arguments.dtype,
         num_layers=count,
-        hidden_size=config["hidden_size"],
+        hidden_size=model.hidden_size,
         residual_layers=tuple(layers),
         final_norm="post_norm",
     )
 
 
 def own_servers(
-    stack: contextlib.ExitStack, spec: CaptureSpec, arguments: argparse.Namespace, flags: list[str], logs: Path
+    stack: contextlib.ExitStack,
+    spec: CaptureSpec,
+    arguments: argparse.Namespace,
+    flags: list[str],
+    logs: Path,
 ) -> dict[str, list[Running]]:
-    """`plain`; with --to, `capture`; with --graphs, `graphs`. All start at the same time, since starting is mostly waiting."""
+    """Start the servers `plain`, with --to `capture`, and with --graphs `graphs`.
+
+    All start at the same time, because a start mostly waits.
+    """
     common = {"folder": arguments.model, "log_folder": logs, "root": arguments.root}
     native = ["--enable-return-hidden-states"] if arguments.native else []
     starts = {"plain": serve(spec, plugin=False, base_flags=flags, flags=native, **common)}
     if arguments.to:
-        starts["capture"] = serve(spec, base_flags=flags, queue={"queue_bytes": arguments.queue_bytes}, **common)
+        starts["capture"] = serve(
+            spec, base_flags=flags, queue={"queue_bytes": arguments.queue_bytes}, **common
+        )
     if arguments.graphs is not None:
         starts["graphs"] = serve(spec, plugin=False, base_flags=arguments.graphs.split(), **common)
     with ThreadPoolExecutor(len(starts)) as pool:
-        return {name: [server] for name, server in zip(starts, pool.map(stack.enter_context, starts.values()), strict=True)}
+        return {
+            name: [server]
+            for name, server in zip(
+                starts, pool.map(stack.enter_context, starts.values()), strict=True
+            )
+        }
 
 
 def lease_servers(
-    stack: contextlib.ExitStack, spec: CaptureSpec, arguments: argparse.Namespace, flags: list[str], logs: Path
+    stack: contextlib.ExitStack,
+    spec: CaptureSpec,
+    arguments: argparse.Namespace,
+    flags: list[str],
+    logs: Path,
 ) -> list[Running]:
-    """As many replicas as asked for, behind one lease; plain requests go to the same servers, which have nothing to capture of them."""
+    """Start the replicas of --lease behind one lease.
+
+    Plain requests go to the same servers, which capture nothing of them.
+    """
     results = arguments.root / f"draftstates-bench-{uuid.uuid4().hex[:8]}"
     results.mkdir()
     stack.callback(shutil.rmtree, results, ignore_errors=True)
     plan = results / "plan.json"
-    plan.write_text(json.dumps({"capture": {**dataclasses.asdict(spec), "key": spec.key}}))
-    server = {"replicas": arguments.lease, "args": flags, "queue_bytes": arguments.queue_bytes, "idle_seconds": 600}
+    account = SourceAccount(
+        rows_in=0, kept=0, samples=0, skipped={}, failed={}, tokens=0, supervised_tokens=0
+    )
+    Plan(
+        capture_folder=spec.folder_name,
+        capture=spec,
+        checks=PlannedChecks(recapture_fraction=0, recapture_minimum=0),
+        shards=(),
+        accounting=Accounting(sources={}, totals=account),
+        images={},
+        bytes_needed=0,
+        bytes_present=0,
+        disk_free=0,
+    ).publish(plan)
+    server = {
+        "replicas": arguments.lease,
+        "args": flags,
+        "queue_bytes": arguments.queue_bytes,
+        "idle_seconds": 600,
+    }
     config = resolve(
         {
             "data": {"sources": [{"name": "none", "files": ["none"]}], "max_tokens": 2},
@@ -88,6 +144,14 @@ def lease_servers(
     stack.callback(lambda: [shutil.copy(log, logs) for log in (results / ".server").glob("*.log")])
     addresses = [stack.enter_context(lease(settings)) for _ in range(arguments.lease)]
     if len({address.url for address in addresses}) != arguments.lease:
-        raise SystemExit(f"{arguments.lease} leases gave {[address.url for address in addresses]}: expected a replica each")
-    root = Path(config["results"]).resolve()
-    return [Running(Endpoint(url=a.url, api_key=a.api_key, root=root), spec, arguments.model, None, logs) for a in addresses]
+        raise SystemExit(
+            f"{arguments.lease} leases gave {[address.url for address in addresses]}: expected a"
+            " replica each"
+        )
+    root = config.results.resolve()
+    return [
+        Running(
+            Endpoint(url=a.url, api_key=a.api_key, root=root), spec, arguments.model, None, logs
+        )
+        for a in addresses
+    ]

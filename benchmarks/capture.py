@@ -1,11 +1,17 @@
-"""Prefill with capture against plain prefill, side by side in one run: the same requests, the same flags, two servers.
+"""Prefill with capture against plain prefill: same requests, same flags, two servers.
 
-    python benchmarks/capture.py --model models/SmolLM2-135M-Instruct --dtype float32 --to disk=results/bench --repeats 3
+    python benchmarks/capture.py --model models/SmolLM2-135M-Instruct --dtype float32 \\
+        --to disk=results/bench --repeats 3
 
-Each repeat runs every mode once, in rotated order: `plain` (requests without capture to a server without the plug-in),
-`capture:<name>` (everything the workflow does at capture: laid-out shards, checksums, receipts, the five next tokens, prefix
-recaptures, the final sync), and `native` (SGLang's own return_hidden_states, fewer requests). Rates count the samples' tokens
-alone, over the time from the first request until every row is synced. Prints one JSON line a measurement, then a table.
+Each repeat runs every mode once, in rotated order:
+
+- `plain`: requests without capture to a server without the plug-in;
+- `capture:<name>`: all work of the workflow at capture: laying out shards, checksums, receipts, the
+  five next tokens, prefix recaptures, the final sync;
+- `native`: SGLang's own return_hidden_states, with fewer requests.
+
+Rates count only the samples' tokens, divided by the time from the first request until every row is
+synced. The output is one JSON line per measurement, then a table.
 """
 
 import sys
@@ -30,16 +36,23 @@ from bench_servers import bench_spec, lease_servers, own_servers, turn
 from memory_watch import MemoryWatch
 from server_harness import CPU_FLAGS, Running
 
-from draftstates.client import CaptureFailed, Client, Work
-from draftstates.extract import ExtractOptions, lay_out
-from draftstates.shard_tokens import ShardTokens
+from draftstates.extract.client import CaptureFailed, Client, Work
+from draftstates.extract.extract import ExtractOptions, lay_out
+from draftstates.model.folder import ModelFolder
+from draftstates.plan.shard_tokens import ShardTokens
 
 _SHARD_BYTES = 8e9
 
 
 @dataclasses.dataclass(frozen=True)
 class Mix:
-    """`count` samples of `shortest` to `longest` tokens; `native` of them are enough for the slow path."""
+    """The number and the lengths of a benchmark's samples.
+
+    Attributes:
+        shortest: least number of tokens of a sample.
+        longest: largest number of tokens of a sample.
+        count: number of samples.
+    """
 
     shortest: int
     longest: int
@@ -47,38 +60,58 @@ class Mix:
 
     @classmethod
     def parse(cls, text: str) -> "Mix":
+        """Return the mix that a text such as 200-4000x384 names."""
         lengths, count = text.split("x")
         shortest, longest = lengths.split("-")
         return cls(int(shortest), int(longest), int(count))
 
     def samples(self, *, vocabulary: int, seed: int, count: int | None = None) -> list[np.ndarray]:
+        """Return random samples.
+
+        Args:
+            vocabulary: ids are below this number.
+            seed: of the random numbers.
+            count: number of samples; None takes that of the mix.
+        """
         random = np.random.default_rng(seed)
         lengths = random.integers(self.shortest, self.longest + 1, count or self.count)
         return [random.integers(3, vocabulary, n).astype(np.int32) for n in lengths]
 
 
 class PlainClient(Client):
-    """Sends the same samples in the same way, for one token each and nothing else."""
+    """A client that sends the same samples in the same way, for one token each, without capture."""
 
     extra: dict = {}
 
     async def _capture(self, work: Work, number: int) -> None:
-        body = {"input_ids": work.input_ids.tolist(), "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True}}
-        async with self._session.post(f"{self._endpoint.url}/generate", json={**body, **self.extra}) as response:
+        body = {
+            "input_ids": work.input_ids.tolist(),
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True},
+        }
+        async with self._session.post(
+            f"{self._endpoint.url}/generate", json={**body, **self.extra}
+        ) as response:
             text = await response.read()
             if response.status != 200:
                 raise CaptureFailed(text[:500].decode(errors="replace"))
 
 
 class NativeClient(PlainClient):
+    """A client that asks for SGLang's own hidden states."""
+
     extra = {"return_hidden_states": True}
 
 
 def bare_work(samples: list[np.ndarray]) -> list[Work]:
-    return [Work(sample_id=str(i), shard=Path("unused"), first_row=0, input_ids=sample) for i, sample in enumerate(samples)]
+    """Return the samples as work without a shard."""
+    return [
+        Work(sample_id=str(i), shard=Path("unused"), first_row=0, input_ids=sample)
+        for i, sample in enumerate(samples)
+    ]
 
 
 async def send(client: Client, work: list[Work]) -> float:
+    """Send all work, and return the seconds until the last answer."""
     start = time.perf_counter()
     async with client:
         _, reasons = await client.capture_all(work, retries=0)
@@ -87,46 +120,81 @@ async def send(client: Client, work: list[Work]) -> float:
     return time.perf_counter() - start
 
 
-def plain(servers: list[Running], samples: list[np.ndarray], limit: int, kind: type[PlainClient] = PlainClient) -> dict:
-    """The samples dealt out to all servers, which work at the same time."""
+def plain(
+    servers: list[Running],
+    samples: list[np.ndarray],
+    limit: int,
+    kind: type[PlainClient] = PlainClient,
+) -> dict:
+    """Send the samples, divided among all servers, and measure the time."""
 
     async def go() -> float:
         parts = [samples[number :: len(servers)] for number in range(len(servers))]
         clients = [kind(server.endpoint, tokens_in_flight=limit) for server in servers]
-        return max(await asyncio.gather(*(send(c, bare_work(part)) for c, part in zip(clients, parts, strict=True))))
+        return max(
+            await asyncio.gather(
+                *(send(c, bare_work(part)) for c, part in zip(clients, parts, strict=True))
+            )
+        )
 
     seconds = asyncio.run(go())
     return {"seconds": seconds, "answered": seconds}
 
 
-def capture(servers: list[Running], samples: list[np.ndarray], limit: int, folder: Path, shards: int) -> dict:
-    """As `extract_shard` does it, for several shards at once as several jobs would; each server has shards of its own."""
+def capture(
+    servers: list[Running], samples: list[np.ndarray], limit: int, folder: Path, shards: int
+) -> dict:
+    """Capture the samples as `extract_shard` does, and measure the time.
+
+    Several shards are captured at once, as by several jobs. Each server has shards of its own.
+    """
     folder = folder / uuid.uuid4().hex
     folder.mkdir(parents=True)
     started = time.perf_counter()
     dealt = [samples[number :: len(servers)] for number in range(len(servers))]
-    laid = [lay_out_shards(server, part, folder / str(i), shards) for i, (server, part) in enumerate(zip(servers, dealt, strict=True))]
+    laid = [
+        lay_out_shards(server, part, folder / str(i), shards)
+        for i, (server, part) in enumerate(zip(servers, dealt, strict=True))
+    ]
     laid_out = time.perf_counter() - started
 
     async def go() -> tuple[float, float]:
         start = time.perf_counter()
-        ends = await asyncio.gather(*(fill(server, work, rows, limit) for server, (work, rows) in zip(servers, laid, strict=True)))
-        return max(answered for answered, _ in ends) - start, max(synced for _, synced in ends) - start
+        ends = await asyncio.gather(
+            *(
+                fill(server, work, rows, limit)
+                for server, (work, rows) in zip(servers, laid, strict=True)
+            )
+        )
+        return (
+            max(answered for answered, _ in ends) - start,
+            max(synced for _, synced in ends) - start,
+        )
 
     answered, seconds = asyncio.run(go())
     size = sum(path.stat().st_size for _, rows in laid for path in rows)
     prefixes = sum(sum(rows.values()) for _, rows in laid) - sum(map(len, samples))
     shutil.rmtree(folder)
-    return {"seconds": seconds, "answered": answered, "laid_out": laid_out, "GB_s": size / seconds / 1e9, "prefixes": prefixes}
+    return {
+        "seconds": seconds,
+        "answered": answered,
+        "laid_out": laid_out,
+        "GB_s": size / seconds / 1e9,
+        "prefixes": prefixes,
+    }
 
 
 def shards_of(servers: list[Running], samples: list[np.ndarray]) -> int:
-    """How many shards of some 8 GB each server's part of the samples makes."""
-    return max(1, round(sum(map(len, samples)) * servers[0].spec.row_bytes / len(servers) / _SHARD_BYTES))
+    """Return how many shards of about 8 GB each server's part of the samples makes."""
+    return max(
+        1, round(sum(map(len, samples)) * servers[0].spec.row_bytes / len(servers) / _SHARD_BYTES)
+    )
 
 
-def lay_out_shards(server: Running, samples: list[np.ndarray], folder: Path, shards: int) -> tuple[list[Work], dict[Path, int]]:
-    """The work that fills `shards` shards and their probe files, and each file's rows."""
+def lay_out_shards(
+    server: Running, samples: list[np.ndarray], folder: Path, shards: int
+) -> tuple[list[Work], dict[Path, int]]:
+    """Lay out shards and recaptures files; return the work that fills them, and their rows."""
     folder.mkdir()
     work, rows = [], {}
     for number in range(shards):
@@ -138,19 +206,28 @@ def lay_out_shards(server: Running, samples: list[np.ndarray], folder: Path, sha
             input_ids=np.concatenate(mine),
             loss_mask=np.ones(sum(map(len, mine)), np.uint8),
         )
-        shard, probe = folder / f"{number}.safetensors", folder / f"{number}.probe.safetensors"
-        here, probes = lay_out(tokens, spec=server.spec, options=ExtractOptions(), shard=shard, probe=probe)
+        shard, recaptures = (
+            folder / f"{number}.safetensors",
+            folder / f"{number}.recaptures.safetensors",
+        )
+        here, chosen = lay_out(
+            tokens, spec=server.spec, options=ExtractOptions(), shard=shard, recaptures=recaptures
+        )
         work += here
-        rows |= {shard: len(tokens.input_ids), probe: sum(n for _, n in probes)}
+        rows |= {shard: len(tokens.input_ids), recaptures: sum(n for _, n in chosen)}
     return work, rows
 
 
-async def fill(server: Running, work: list[Work], rows: dict[Path, int], limit: int) -> tuple[float, float]:
-    """Capture all work: when the last receipt was there, and when every file was synced."""
+async def fill(
+    server: Running, work: list[Work], rows: dict[Path, int], limit: int
+) -> tuple[float, float]:
+    """Capture all work; return the times of the last receipt and of the last file's sync."""
     async with Client(server.endpoint, tokens_in_flight=limit) as client:
         _, reasons = await client.capture_all(work, retries=0)
         if reasons:
-            raise SystemExit(f"{len(reasons)} samples were not captured: {next(iter(reasons.values()))}")
+            raise SystemExit(
+                f"{len(reasons)} samples were not captured: {next(iter(reasons.values()))}"
+            )
         answered = time.perf_counter()
         for path, count in rows.items():
             await client.synced(path, rows=count)
@@ -158,56 +235,108 @@ async def fill(server: Running, work: list[Work], rows: dict[Path, int], limit: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--layers", help="comma-separated k; EAGLE-3's three where left out")
-    parser.add_argument("--to", action="append", default=[], metavar="NAME=FOLDER", help="capture to this folder; several are compared")
-    parser.add_argument("--mix", action="append", type=Mix.parse, help="SHORTEST-LONGESTxCOUNT; default 20-400x64")
-    parser.add_argument("--native", type=int, default=8, help="requests of the native path; 0 leaves it out")
-    parser.add_argument("--shards", type=int, help="default: as many as make shards of some 8 GB")
+    parser.add_argument("--layers", help="comma-separated k; default: EAGLE-3's three layers")
+    parser.add_argument(
+        "--to",
+        action="append",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="capture to this folder; repeat the option to compare folders",
+    )
+    parser.add_argument(
+        "--mix", action="append", type=Mix.parse, help="SHORTEST-LONGESTxCOUNT; default 20-400x64"
+    )
+    parser.add_argument(
+        "--native", type=int, default=8, help="requests of the native path; 0 skips it"
+    )
+    parser.add_argument("--shards", type=int, help="default: as many as give shards of about 8 GB")
     parser.add_argument("--tokens-in-flight", type=int, default=131072)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--root", type=Path, default=Path.cwd(), help="folder that the server may write below")
+    parser.add_argument(
+        "--root", type=Path, default=Path.cwd(), help="folder below which the server may write"
+    )
     parser.add_argument("--queue-bytes", type=int, default=2 << 30)
-    parser.add_argument("--flags", help="SGLang's flags, in one string; those of a CPU where left out")
-    parser.add_argument("--graphs", help="flags of a third server, without the plug-in: SGLang with its own CUDA graphs")
-    parser.add_argument("--profile", action="store_true", help="show where the GPU's time goes, with and without capture")
-    parser.add_argument("--turn", type=Path, help="file that benchmarks share: only one of them measures at a time")
-    parser.add_argument("--lease", type=int, metavar="REPLICAS", help="servers by way of the lease, each on GPUs of its own")
+    parser.add_argument("--flags", help="SGLang's flags, in one string; default: those for a CPU")
+    parser.add_argument(
+        "--graphs",
+        help="flags of a third server, without the plug-in: SGLang with its own CUDA graphs",
+    )
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="show where the GPU's time goes, with and without capture",
+    )
+    parser.add_argument(
+        "--turn", type=Path, help="file that benchmarks share: only one of them measures at a time"
+    )
+    parser.add_argument(
+        "--lease",
+        type=int,
+        metavar="REPLICAS",
+        help="number of replicas behind one lease, each on GPUs of its own",
+    )
     parser.add_argument("--logs", type=Path, help="folder that keeps the servers' logs")
     arguments = parser.parse_args()
     flags = CPU_FLAGS if arguments.flags is None else arguments.flags.split()
-    config = json.loads((arguments.model / "config.json").read_text())
-    spec = bench_spec(config, arguments)
+    model = ModelFolder(arguments.model)
+    spec = bench_spec(model, arguments)
     with contextlib.ExitStack() as stack:
-        logs = Path(stack.enter_context(tempfile.TemporaryDirectory()) if arguments.logs is None else arguments.logs)
+        logs = Path(
+            stack.enter_context(tempfile.TemporaryDirectory())
+            if arguments.logs is None
+            else arguments.logs
+        )
         logs.mkdir(parents=True, exist_ok=True)
         targets = dict(item.split("=", 1) for item in arguments.to)
         if arguments.lease:
             leased = lease_servers(stack, spec, arguments, flags, logs)
             servers = {"plain": leased, "capture": leased}
-            targets = {name: str(leased[0].endpoint.root / "bench") for name in targets}  # a leased server writes below its results alone
+            # a leased server writes only below its results
+            targets = {name: str(leased[0].endpoint.root / "bench") for name in targets}
         else:
             servers = own_servers(stack, spec, arguments, flags, logs)
         stack.enter_context(turn(arguments.turn))
-        trees = {name: server.process.pid for name, (server, *_) in servers.items() if server.process}
+        trees = {
+            name: server.process.pid for name, (server, *_) in servers.items() if server.process
+        }
         watch = stack.enter_context(MemoryWatch(trees))
         for number, mix in enumerate(arguments.mix or [Mix(20, 400, 64)]):
-            native = 0 if number else arguments.native  # once is enough: that path is slow
-            measured = run_mix(mix, servers, targets, arguments, vocabulary=config["vocab_size"], native=native)
+            # measured once, because this path is slow
+            native = 0 if number else arguments.native
+            measured = run_mix(
+                mix, servers, targets, arguments, vocabulary=model.vocab_size, native=native
+            )
             print(table(mix, measured), flush=True)
         print(json.dumps({"memory": watch.summary()}), flush=True)
 
 
 def run_mix(
-    mix: Mix, servers: dict[str, list[Running]], targets: dict[str, str], arguments: argparse.Namespace, *, vocabulary: int, native: int
+    mix: Mix,
+    servers: dict[str, list[Running]],
+    targets: dict[str, str],
+    arguments: argparse.Namespace,
+    *,
+    vocabulary: int,
+    native: int,
 ) -> dict:
     limit = arguments.tokens_in_flight
-    modes = {name: lambda samples, name=name: plain(servers[name], samples, limit) for name in ("plain", "graphs") if name in servers}
+    modes = {
+        name: lambda samples, name=name: plain(servers[name], samples, limit)
+        for name in ("plain", "graphs")
+        if name in servers
+    }
     for name, folder in targets.items():
         modes[f"capture:{name}"] = lambda samples, folder=folder: capture(
-            servers["capture"], samples, limit, Path(folder).resolve(), arguments.shards or shards_of(servers["capture"], samples)
+            servers["capture"],
+            samples,
+            limit,
+            Path(folder).resolve(),
+            arguments.shards or shards_of(servers["capture"], samples),
         )
     measured: dict[str, list[dict]] = {}
     warm = mix.samples(vocabulary=vocabulary, seed=1000, count=max(4, mix.count // 4))
@@ -222,42 +351,74 @@ def run_mix(
             record(measured, name, samples, modes[name](samples), repeat)
     if native:
         samples = mix.samples(vocabulary=vocabulary, seed=99, count=native)
-        record(measured, "native", samples, plain(servers["plain"], samples, limit, NativeClient), 0)
+        record(
+            measured, "native", samples, plain(servers["plain"], samples, limit, NativeClient), 0
+        )
     return measured
 
 
 def show_profile(
-    modes: dict, servers: dict[str, list[Running]], targets: dict[str, str], samples: list[np.ndarray], logs: Path | None
+    modes: dict,
+    servers: dict[str, list[Running]],
+    targets: dict[str, str],
+    samples: list[np.ndarray],
+    logs: Path | None,
 ) -> None:
-    """The GPU's time with and without capture, in passes of their own: a profile slows what it looks at. The traces are kept."""
+    """Print the GPU's time with and without capture, and keep the traces.
+
+    The passes are separate ones, because a profile slows the work that it records.
+    """
     folder = Path(tempfile.mkdtemp(prefix="traces-", dir=logs))
     pairs = {"plain": "plain", "capture": f"capture:{next(iter(targets))}"}
     traces = [
-        gpu_profile.record(servers[name][0].endpoint.url, folder / name, lambda mode=mode: modes[mode](samples))
+        gpu_profile.record(
+            servers[name][0].endpoint.url, folder / name, lambda mode=mode: modes[mode](samples)
+        )
         for name, mode in pairs.items()
     ]
     print(f"{folder}:\n{gpu_profile.table(*traces)}", flush=True)
 
 
-def record(measured: dict[str, list[dict]], name: str, samples: list[np.ndarray], figures: dict, repeat: int) -> None:
+def record(
+    measured: dict[str, list[dict]],
+    name: str,
+    samples: list[np.ndarray],
+    figures: dict,
+    repeat: int,
+) -> None:
     tokens = sum(map(len, samples))
-    figures = {"mode": name, "repeat": repeat, "tokens": tokens, "tok_s": tokens / figures["seconds"], **figures}
+    figures = {
+        "mode": name,
+        "repeat": repeat,
+        "tokens": tokens,
+        "tok_s": tokens / figures["seconds"],
+        **figures,
+    }
     measured.setdefault(name, []).append(figures)
-    print(json.dumps({k: round(v, 3) if isinstance(v, float) else v for k, v in figures.items()}), flush=True)
+    print(
+        json.dumps({k: round(v, 3) if isinstance(v, float) else v for k, v in figures.items()}),
+        flush=True,
+    )
 
 
 def table(mix: Mix, measured: dict[str, list[dict]]) -> str:
-    """Medians and spread over the repeats; ratios are medians of the repeats' own ratios."""
+    """Return medians and spread over the repeats; a ratio is the median of the repeats' ratios."""
     base = [m["tok_s"] for m in measured["plain"]]
     lines = [
-        f"| {mix.count} samples of {mix.shortest} to {mix.longest} tokens | tokens/s, median (least to most) | of plain |",
+        (
+            f"| {mix.count} samples of {mix.shortest} to {mix.longest} tokens | tokens/s, median"
+            " (minimum to maximum) | of plain |"
+        ),
         "|---|---|---|",
     ]
     for name, runs in measured.items():
         rates = [m["tok_s"] for m in runs]
         ratios = [rate / plain for rate, plain in zip(rates, base, strict=False)]
         rate = f"{statistics.median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
-        lines.append(f"| {name} | {rate} | {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}) |")
+        lines.append(
+            f"| {name} | {rate} | {statistics.median(ratios):.3f} ({min(ratios):.3f} to"
+            f" {max(ratios):.3f}) |"
+        )
     return "\n".join(lines)
 
 

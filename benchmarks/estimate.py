@@ -1,9 +1,13 @@
-"""What capturing with Kimi-K2.5 takes on 1, 4 and 16 nodes of eight GPUs, by simulation: the tables of docs/scale.md.
+"""Cost of a capture with Kimi-K2.5 on 1, 4 and 16 nodes of eight GPUs, by simulation: the tables of
+docs/scale.md.
 
-    python benchmarks/estimate.py                # hours, bytes, jobs, cost; what limits each run; failures
-    python benchmarks/estimate.py --validate     # the simulation against measured runs
+    # hours, bytes, jobs, cost; the limit of each run; failures
+    python benchmarks/estimate.py
+    # compares the simulation with measured runs
+    python benchmarks/estimate.py --validate
 
-The layers and the shards' sizes are those of presets/kimi-k2.5.yaml. What is measured and what is assumed is printed with each figure.
+Layers and shard sizes are those of presets/kimi-k2.5.yaml. The output lists the inputs first, each
+as measured or assumed.
 """
 
 import argparse
@@ -16,33 +20,56 @@ import yaml
 from scheduler import Outcome, Setup, Simulation
 
 PRESET = Path(__file__).parents[1] / "presets" / "kimi-k2.5.yaml"
-QWEN_ROW = 4 * 4096 * 2 + 5  # bytes of a token in the measured runs
-HIDDEN, MODEL_BYTES = 7168, 595e9  # of the published model: its config.json and its weight files
+# bytes of a token in the measured runs
+QWEN_ROW = 4 * 4096 * 2 + 5
+# of the published model: its config.json and its weight files
+HIDDEN, MODEL_BYTES = 7168, 595e9
 NODES, SAMPLES = (1, 4, 16), (10_000, 100_000, 1_000_000)
 UNITS = {"GiB": 2**30}
-WITHOUT_SUBSAMPLE = 0.2  # s of Snakemake a job, benchmarks/scale.py, 5,121 shards
+# seconds of Snakemake per job, benchmarks/scale.py, 5,121 shards
+WITHOUT_SUBSAMPLE = 0.2
 
 MEASURED = {
-    "scan": (3.89e9, "bytes/s a core reads and checks", "benchmarks/verify.py"),
-    "align": (0.045, "core seconds a sample for the model's head", "benchmarks/verify.py"),
-    "dispatch": (0.025, "s of Snakemake a job", "benchmarks/scale.py, 5,121 shards, scheduler-subsample: 200"),
-    "job": (1.6, "s until a job's process is ready", "python scripts/verify.py --help; an extracting one takes 0.3"),
+    "scan": (3.89e9, "bytes/s that a core reads and checks", "benchmarks/verify.py"),
+    "align": (0.045, "core seconds per sample for the target model's head", "benchmarks/verify.py"),
+    "dispatch": (
+        0.025,
+        "s of Snakemake per job",
+        "benchmarks/scale.py, 5,121 shards, scheduler-subsample: 200",
+    ),
+    "job": (
+        1.6,
+        "s until a job's process is ready",
+        "python scripts/verify.py --help; an extracting one takes 0.3",
+    ),
     "plan": (22.5, "s of planning and building the graph", "benchmarks/scale.py, 5,121 shards"),
-    "probes": (0.001, "further tokens, for the prefixes captured twice", "benchmarks/capture.py, 384 samples in three shards"),
-    "write": (1.4e9, "bytes/s written and synced, a node", "`dd` on the H200 machine, benchmarks/README.md"),
-    "tokens": (1485, "tokens a sample", "978 conversations of ShareGPT with DeepSeek-V3's tokenizer, scripts/tokenise.py"),
+    "recaptures": (
+        0.001,
+        "more tokens, for the prefix recaptures",
+        "benchmarks/capture.py, 384 samples in three shards",
+    ),
+    "write": (
+        1.4e9,
+        "bytes/s written and synced per node",
+        "`dd` on the H200 machine, benchmarks/README.md",
+    ),
+    "tokens": (
+        1485,
+        "tokens per sample",
+        "978 conversations of ShareGPT with DeepSeek-V3's tokenizer, scripts/tokenise.py",
+    ),
 }
 ASSUMED = {
-    "rates": ((10_000, 20_000, 50_000), "tokens/s of prefill a node"),
-    "cores": (32, "cores a node that verify"),
-    "load": (1e9, "bytes/s a node reads the weights with, at a server's start"),
-    "price": (3.0, "dollars a GPU hour"),
+    "rates": ((10_000, 20_000, 50_000), "tokens/s of prefill per node"),
+    "cores": (32, "cores per node that verify"),
+    "load": (1e9, "bytes/s at which a node reads the weights when a server starts"),
+    "price": (3.0, "dollars per GPU hour"),
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run: its shards' tokens and what it has to work with."""
+    """One run: the tokens of its shards, and its resources."""
 
     nodes: int
     samples: int
@@ -53,17 +80,24 @@ class Run:
     def bytes(self) -> int:
         return sum(self.shards) * self.setup.row_bytes
 
-    def simulate(self, *, shards: list[int] | None = None, seed: int = 0, **changes: float) -> Outcome:
-        return Simulation(shards or self.shards, dataclasses.replace(self.setup, **changes), seed=seed).run()
+    def simulate(
+        self, *, shards: list[int] | None = None, seed: int = 0, **changes: float
+    ) -> Outcome:
+        return Simulation(
+            shards or self.shards, dataclasses.replace(self.setup, **changes), seed=seed
+        ).run()
 
 
 def kimi(nodes: int, samples: int, rate: float) -> Run:
-    """The run that the preset gives with what was measured and assumed."""
+    """Return the run of the preset with the measured and assumed inputs."""
     preset = yaml.safe_load(PRESET.read_text())
     known = {name: value for name, (value, *_) in (MEASURED | ASSUMED).items()}
     row = (len(preset["capture"]["residual_layers"]) + 1) * HIDDEN * 2 + 5
     tokens = samples * known["tokens"]
-    mean = 2 * int(preset["shards"]["min_bytes"].removesuffix("GiB")) * UNITS["GiB"]  # of the content-defined cuts
+    mean = (
+        2 * int(preset["shards"]["min_bytes"].removesuffix("GiB")) * UNITS["GiB"]
+        # of the content-defined cuts
+    )
     count = max(1, round(tokens * row / mean))
     core_seconds = mean / known["scan"] + mean / row / known["tokens"] * known["align"]
     setup = Setup(
@@ -78,7 +112,7 @@ def kimi(nodes: int, samples: int, rate: float) -> Run:
         job=known["job"],
         start=MODEL_BYTES / known["load"],
         plan=known["plan"],
-        probes=known["probes"],
+        recaptures=known["recaptures"],
     )
     return Run(nodes, samples, [tokens // count] * count, setup)
 
@@ -89,12 +123,14 @@ LIFTED: dict[str, Callable[[Run], Outcome]] = {
     "verify": lambda run: run.simulate(verify=inf),
     "Snakemake": lambda run: run.simulate(dispatch=0.0, job=0.0, plan=0.0),
     "server start": lambda run: run.simulate(start=0.0),
-    "few shards": lambda run: run.simulate(shards=[tokens // 8 for tokens in run.shards for _ in range(8)]),
+    "few shards": lambda run: run.simulate(
+        shards=[tokens // 8 for tokens in run.shards for _ in range(8)]
+    ),
 }
 
 
 def limit(run: Run) -> str:
-    """What, taken away alone, saves most, and what share of the time that is."""
+    """Return the resource whose removal alone saves most time, and the share that it saves."""
     whole = run.simulate().seconds
     saved = {name: 1 - lifted(run).seconds / whole for name, lifted in LIFTED.items()}
     name = max(saved, key=saved.__getitem__)
@@ -107,9 +143,10 @@ def print_inputs() -> None:
         print(f"  {value:,g} {what} ({source})")
     print("assumed:")
     for value, what in ASSUMED.values():
-        print(f"  {', '.join(f'{one:,g}' for one in (value if isinstance(value, tuple) else [value]))} {what}")
+        values = value if isinstance(value, tuple) else [value]
+        print(f"  {', '.join(f'{one:,g}' for one in values)} {what}")
     setup = kimi(1, 10_000, 1).setup
-    rates = f"{setup.row_bytes:,} bytes a token, {setup.verify / 1e9:.2f} GB/s verified a core"
+    rates = f"{setup.row_bytes:,} bytes per token, {setup.verify / 1e9:.2f} GB/s verified per core"
     print(f"from these: {rates}; a server starts in {setup.start:.0f} s\n")
 
 
@@ -132,9 +169,17 @@ def table() -> Iterator[list[str]]:
             runs = [kimi(nodes, samples, rate) for rate in rates]
             hours = [run.simulate().seconds / 3600 for run in runs]
             one = runs[0]
-            span = [f"{max(values):,.{digits}f} to {min(values):,.{digits}f}" for values, digits in _spans(hours, 8 * nodes, price)]
+            span = [
+                f"{max(values):,.{digits}f} to {min(values):,.{digits}f}"
+                for values, digits in _spans(hours, 8 * nodes, price)
+            ]
             jobs = 2 * len(one.shards) + 4
-            amount = [f"{sum(one.shards) / 1e6:,.0f} M", f"{one.bytes / 1e12:,.1f}", f"{len(one.shards):,}", f"{jobs:,}"]
+            amount = [
+                f"{sum(one.shards) / 1e6:,.0f} M",
+                f"{one.bytes / 1e12:,.1f}",
+                f"{len(one.shards):,}",
+                f"{jobs:,}",
+            ]
             yield [f"{nodes}", f"{samples:,}", *amount, *span, *map(limit, runs)]
 
 
@@ -145,16 +190,35 @@ def _spans(hours: list[float], gpus: int, price: float) -> Iterator[tuple[list[f
 
 
 def breaking_points() -> Iterator[list[str]]:
-    yield ["what", "has", "so it holds up to"]
+    yield ["resource", "capacity", "sufficient up to"]
     run, known = kimi(1, 1_000_000, 1), {name: value for name, (value, *_) in MEASURED.items()}
     setup, shard = run.setup, run.shards[0]
-    yield ["disk, bytes a second", f"{setup.write / 1e9:.1f} GB/s a node", f"{setup.write / setup.row_bytes:,.0f} tokens/s a node"]
+    yield [
+        "disk, bytes per second",
+        f"{setup.write / 1e9:.1f} GB/s per node",
+        f"{setup.write / setup.row_bytes:,.0f} tokens/s per node",
+    ]
     verified = setup.verify * setup.cores
-    yield ["verification", f"{setup.cores} cores a node", f"{verified / setup.row_bytes:,.0f} tokens/s a node"]
-    for seconds, how in ((known["dispatch"], "as the profiles have it"), (WITHOUT_SUBSAMPLE, "without scheduler-subsample")):
-        yield [f"Snakemake, {how}", f"{seconds} s a job, two jobs a shard", f"{shard / (2 * seconds):,.0f} tokens/s of all nodes together"]
+    yield [
+        "verification",
+        f"{setup.cores} cores per node",
+        f"{verified / setup.row_bytes:,.0f} tokens/s per node",
+    ]
+    for seconds, how in (
+        (known["dispatch"], "as the profiles configure it"),
+        (WITHOUT_SUBSAMPLE, "without scheduler-subsample"),
+    ):
+        yield [
+            f"Snakemake, {how}",
+            f"{seconds} s per job, two jobs per shard",
+            f"{shard / (2 * seconds):,.0f} tokens/s of all nodes together",
+        ]
     for terabytes in (10, 100):
-        yield ["disk, space", f"{terabytes} TB", f"{terabytes * 1e12 / run.bytes * run.samples:,.0f} samples"]
+        yield [
+            "disk, space",
+            f"{terabytes} TB",
+            f"{terabytes * 1e12 / run.bytes * run.samples:,.0f} samples",
+        ]
 
 
 def failures() -> Iterator[list[str]]:
@@ -162,33 +226,58 @@ def failures() -> Iterator[list[str]]:
     run = kimi(16, 1_000_000, ASSUMED["rates"][0][1])
     for hours in (inf, 100, 24, 6):
         found = [run.simulate(failure=hours * 3600, seed=seed) for seed in range(5)]
-        mean, lost = sum(one.seconds for one in found) / 5 / 3600, sum(one.lost for one in found) / 5 / sum(run.shards)
+        mean, lost = (
+            sum(one.seconds for one in found) / 5 / 3600,
+            sum(one.lost for one in found) / 5 / sum(run.shards),
+        )
         yield ["never" if hours == inf else f"{hours} hours", f"{mean:.2f}", f"{lost:.1%}"]
 
 
 def without_subsample() -> Iterator[list[str]]:
-    yield ["Snakemake's time a job, 16 nodes, 1,000,000 samples", *(f"hours at {rate:,}" for rate in ASSUMED["rates"][0])]
-    for seconds, what in ((MEASURED["dispatch"][0], "scheduler-subsample: 200"), (WITHOUT_SUBSAMPLE, "without")):
+    yield [
+        "Snakemake's time per job, 16 nodes, 1,000,000 samples",
+        *(f"hours at {rate:,}" for rate in ASSUMED["rates"][0]),
+    ]
+    for seconds, what in (
+        (MEASURED["dispatch"][0], "scheduler-subsample: 200"),
+        (WITHOUT_SUBSAMPLE, "without"),
+    ):
         runs = (kimi(16, 1_000_000, rate) for rate in ASSUMED["rates"][0])
-        yield [f"{seconds} s ({what})", *(f"{run.simulate(dispatch=seconds).seconds / 3600:.2f}" for run in runs)]
+        yield [
+            f"{seconds} s ({what})",
+            *(f"{run.simulate(dispatch=seconds).seconds / 3600:.2f}" for run in runs),
+        ]
 
 
 def validate() -> Iterator[list[str]]:
-    """Measured runs of benchmarks/README.md: plain prefill and the disk go in, capture comes out. Tokens a second."""
-    yield ["run", "plain", "disk GB/s", "predicted", "measured", "of measured"]
-    for name, plain, replicas, write, probes, measured in (
+    """Compare the simulation with the measured runs of benchmarks/README.md, in tokens/s.
+
+    Inputs are plain prefill and the disk's rate of each run.
+    """
+    yield ["run", "plain", "disk GB/s", "predicted", "measured", "predicted / measured"]
+    for name, plain, replicas, write, recaptures, measured in (
         ("one H200, to /dev/shm", 37_096, 1, inf, 0.0015, 36_901),
         ("one H200, to disk", 37_096, 1, 1.2e9, 0.0015, 36_452),
         ("two H200, tensor parallel, to disk", 62_536, 1, 1.4e9, 0.0045, 54_460),
         ("two H200, two replicas, to /dev/shm", 70_815, 2, inf, 0.0018, 68_339),
         ("two H200, two replicas, to disk", 73_153, 2, 1.4e9, 0.0045, 49_253),
-        ("the same, with the rate that the disk had then", 73_153, 2, 1.615e9, 0.0045, 49_253),
+        ("the same, with the disk's rate during that run", 73_153, 2, 1.615e9, 0.0045, 49_253),
     ):
-        setup = Setup(rate=plain / replicas, replicas=replicas, row_bytes=QWEN_ROW, write=write, probes=probes)
-        yield compared(name, plain, write, predicted=rate([542_000 // 4] * 4, setup), measured=measured)
+        setup = Setup(
+            rate=plain / replicas,
+            replicas=replicas,
+            row_bytes=QWEN_ROW,
+            write=write,
+            recaptures=recaptures,
+        )
+        yield compared(
+            name, plain, write, predicted=rate([542_000 // 4] * 4, setup), measured=measured
+        )
     # benchmarks/workflow.py: 68 shards of 37 samples; the head has 151,936 rows of 4096 numbers
     tokens, samples = 5_309_198 // 68, 37
-    core_seconds = tokens * QWEN_ROW / MEASURED["scan"][0] + samples * MEASURED["align"][0] * (151_936 * 4096) / (163_840 * HIDDEN)
+    core_seconds = tokens * QWEN_ROW / MEASURED["scan"][0] + samples * MEASURED["align"][0] * (
+        151_936 * 4096
+    ) / (163_840 * HIDDEN)
     setup = Setup(
         rate=36_119,
         streams=8,
@@ -198,22 +287,37 @@ def validate() -> Iterator[list[str]]:
         dispatch=MEASURED["dispatch"][0],
         job=MEASURED["job"][0],
         plan=1.2,
-        probes=MEASURED["probes"][0],
+        recaptures=MEASURED["recaptures"][0],
     )
-    yield compared("one H200, the whole workflow", 36_119, inf, predicted=rate([tokens] * 68, setup), measured=33_656)
+    yield compared(
+        "one H200, the complete workflow",
+        36_119,
+        inf,
+        predicted=rate([tokens] * 68, setup),
+        measured=33_656,
+    )
 
 
 def rate(shards: list[int], setup: Setup) -> float:
     return sum(shards) / Simulation(shards, setup).run().seconds
 
 
-def compared(name: str, plain: float, write: float, *, predicted: float, measured: float) -> list[str]:
+def compared(
+    name: str, plain: float, write: float, *, predicted: float, measured: float
+) -> list[str]:
     disk = "-" if write == inf else f"{write / 1e9}"
-    return [name, f"{plain:,}", disk, f"{predicted:,.0f}", f"{measured:,}", f"{predicted / measured:.2f}"]
+    return [
+        name,
+        f"{plain:,}",
+        disk,
+        f"{predicted:,.0f}",
+        f"{measured:,}",
+        f"{predicted / measured:.2f}",
+    ]
 
 
 def show(rows: Iterator[list[str]]) -> None:
-    """As a table in Markdown."""
+    """Print the rows as a table in Markdown."""
     for number, row in enumerate(rows):
         print("| " + " | ".join(row) + " |")
         if number == 0:
@@ -222,8 +326,12 @@ def show(rows: Iterator[list[str]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--validate", action="store_true", help="against measured runs instead")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--validate", action="store_true", help="compare with measured runs instead"
+    )
     arguments = parser.parse_args()
     if arguments.validate:
         show(validate())

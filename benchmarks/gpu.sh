@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
-# The figures of a GPU machine, in one command, from a folder that holds SGLang and its start script.
+# All figures of a GPU machine in one command.
 #
 #   benchmarks/gpu.sh CARRY DEST OUT STAGE...
 #
-# CARRY has on_device.sh, make_model.py, the packed SGLang and, for `workflow`, tokenizer/ and wheels of Snakemake in ../.whl; DEST is
-# where it is unpacked; OUT gets results and logs.
-# Stages: install; fill (hand out the machine's memory); disk (its write rate); check (tests/gpu); dense and mla (plain, capture to
-# /dev/shm and to disk, native; a profile; 200 to 4000 tokens, then 16k to 32k in chunks); graphs (what prefill graphs are worth);
-# workflow (the whole `snakemake` run). On two GPUs: check2; tp2 (tensor parallel); dp2 (data parallel attention); replicas_shm and
-# replicas_disk (two servers behind one lease). `dense+mla` starts both at once, each on a GPU of its own, and measures one after the other.
-# REPEATS (3), NATIVE (8 requests of the native path), PROFILE (--profile), MIXES, SHORT, TO (shm disk), LIMIT and TURN may be set. A stage that fails
-# does not stop the next.
+# CARRY has on_device.sh, make_model.py, the packed SGLang and, for `workflow`, tokenizer/ and wheels
+# of Snakemake in ../.whl. SGLang is unpacked to DEST. OUT gets results and logs.
+# Stages: install; fill (touch the machine's memory once); disk (its write rate); check (tests/gpu);
+# dense and mla (plain, capture to /dev/shm and to disk, native; a profile; 200 to 4000 tokens, then
+# 16k to 32k in chunks); graphs (plain with prefill graphs); workflow (a complete `snakemake` run).
+# On two GPUs: check2; tp2 (tensor parallel); dp2 (data parallel attention); replicas_shm and
+# replicas_disk (two servers behind one lease). `dense+mla` starts both at once, each on a GPU of its
+# own, and measures one after the other.
+# Variables: REPEATS (3), NATIVE (8 requests of the native path), PROFILE (--profile), MIXES, SHORT,
+# TO (shm disk), LIMIT and TURN. A stage that fails does not stop the next one.
 set -u
 carry=$1 dest=$2 out=$3
 shift 3
@@ -21,7 +23,8 @@ mkdir -p "$out" /dev/shm/draftstates-bench $work
 began=$(date +%s)
 say() { echo "[$(($(date +%s) - began)) s] $*" | tee -a "$out/summary.txt"; }
 
-# No prefill graph: a replayed graph runs no Python, so capture could see nothing of it. No decode graph: nothing is decoded.
+# No prefill graph: a replayed graph runs no Python, so capture would see nothing of it.
+# No decode graph: nothing is decoded.
 no_graphs="--cuda-graph-backend-decode disabled --cuda-graph-backend-prefill disabled"
 kernels="--attention-backend triton --sampling-backend pytorch --grammar-backend none --moe-runner-backend triton"
 # room for the tokens in flight and no more, so that several servers fit one GPU
@@ -46,7 +49,7 @@ check() { # LABEL TESTS
   DRAFTSTATES_GPU_FLAGS="$kernels $no_graphs --max-total-tokens 60000 --mem-fraction-static 0.85" timeout "${LIMIT:-400}" \
     flock $turn python3 -m pytest -q -s "$here/tests/gpu/$2" -p no:cacheprovider --basetemp "$dest/$1" >"$out/$1.txt" 2>&1
   say "$1 ended ($?)"
-  grep -aE "median|probe|hook|prefix" "$out/$1.txt" | grep -v LayerParity | cut -c1-300
+  grep -aE "median|recapture|hook|prefix" "$out/$1.txt" | grep -v LayerParity | cut -c1-300
   tail -6 "$out/$1.txt" | cut -c1-400
 }
 random_8b() { # a model with weights: the lease tests its servers
@@ -57,7 +60,7 @@ stage() {
   case $1 in
   install)
     bash "$carry/on_device.sh" install "$carry" "$dest" | tee -a "$out/summary.txt"
-    # what an installation of this project would leave: the plug-in's entry point
+    # the plug-in's entry point, as an installation of this project would write it
     plug=$dest/plug/draftstates-0.1.0.dist-info
     mkdir -p "$plug"
     printf 'Metadata-Version: 2.1\nName: draftstates\nVersion: 0.1.0\n' >"$plug/METADATA"
@@ -106,13 +109,13 @@ stage() {
     cp /dev/shm/draftstates-workflow/{snakemake,serve}.log "$out/"
     ;;
   *)
-    sed -n '2,13p' "$0"
+    sed -n '2,15p' "$0"
     exit 2
     ;;
   esac
 }
 
-unset PYTHONDONTWRITEBYTECODE # as where the project is installed: else every job of a run compiles its imports anew
+unset PYTHONDONTWRITEBYTECODE # as in an installed project; otherwise every job of a run compiles its imports
 gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)
 eval "$(bash "$carry/on_device.sh" env "$dest")"
 export PYTHONPATH=$here:$dest/plug:$PYTHONPATH

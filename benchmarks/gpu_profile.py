@@ -1,7 +1,8 @@
-"""Where a server's GPU spends its time: SGLang's own profiler on some batches, with and without capture, side by side.
+"""The time of a server's GPU, by SGLang's own profiler, with and without capture.
 
-`record` has a running server profile what it is sent; `table` puts two such traces next to each other. It counts the time that
-the compute kernels cover, the gaps between them and where they lie, the copies to the host, and what runs with capture alone.
+`record` has a running server profile its batches. `table` compares two such traces: the time that
+the compute kernels cover, the gaps between them and their places, the copies to the host, and the
+kernels that run only with capture.
 """
 
 import gzip
@@ -17,9 +18,12 @@ _TRACE_SECONDS = 60.0
 
 
 def record(url: str, folder: Path, run: Callable[[], object]) -> list[dict]:
-    """GPU events of the server at `url` while `run` sends it work."""
+    """Return the GPU events of the server at `url` while `run` sends it work."""
     folder.mkdir(parents=True)
-    _post(f"{url}/start_profile", {"output_dir": str(folder), "activities": ["GPU"], "with_stack": False})
+    _post(
+        f"{url}/start_profile",
+        {"output_dir": str(folder), "activities": ["GPU"], "with_stack": False},
+    )
     run()
     _post(f"{url}/stop_profile", {})
     deadline = time.monotonic() + _TRACE_SECONDS
@@ -28,26 +32,35 @@ def record(url: str, folder: Path, run: Callable[[], object]) -> list[dict]:
             try:
                 return gpu_events(json.loads(gzip.decompress(path.read_bytes())))
             except (EOFError, ValueError):
-                break  # still being written
+                # the server is still writing the trace
+                break
         time.sleep(0.5)
     raise SystemExit(f"no profile appeared in {folder} within {_TRACE_SECONDS:.0f} s")
 
 
 def _post(url: str, body: dict) -> None:
-    request = urllib.request.Request(url, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"})
+    request = urllib.request.Request(
+        url, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
+    )
     with urllib.request.urlopen(request, timeout=120) as answer:
         answer.read()
 
 
 def gpu_events(trace: dict) -> list[dict]:
-    """Kernels, copies and fills of a Chrome trace: name, kind, begin and duration in microseconds."""
+    """Return the kernels, copies and fills of a Chrome trace.
+
+    Each has a name, a kind, and begin and duration in microseconds.
+    """
     kinds = {"kernel", "gpu_memcpy", "gpu_memset"}
     found = [e for e in trace["traceEvents"] if e.get("cat") in kinds and "dur" in e]
-    return [{"name": e["name"], "kind": e["cat"], "begin": float(e["ts"]), "dur": float(e["dur"])} for e in found]
+    return [
+        {"name": e["name"], "kind": e["cat"], "begin": float(e["ts"]), "dur": float(e["dur"])}
+        for e in found
+    ]
 
 
 def covered(events: list[dict]) -> float:
-    """Microseconds that at least one of the events covers."""
+    """Return the microseconds that at least one of the events covers."""
     total, end = 0.0, float("-inf")
     for begin, stop in sorted((e["begin"], e["begin"] + e["dur"]) for e in events):
         total += max(0.0, stop - max(begin, end))
@@ -56,7 +69,7 @@ def covered(events: list[dict]) -> float:
 
 
 def gaps(kernels: list[dict]) -> dict[str, list[float]]:
-    """Microseconds in which no kernel ran, by the names of the kernels before and after."""
+    """Return the microseconds without a kernel, by the names of the kernels before and after."""
     found: dict[str, list[float]] = defaultdict(list)
     end, before = float("inf"), ""
     for event in sorted(kernels, key=lambda e: e["begin"]):
@@ -75,28 +88,49 @@ def by_name(events: list[dict]) -> dict[str, list[float]]:
 
 
 def figures(events: list[dict]) -> dict[str, float]:
-    """Milliseconds: from the first kernel to the last, covered by kernels, not covered; copies to the host."""
+    """Return a trace's times in milliseconds.
+
+    They are the time from the first kernel to the last, the part of it that kernels cover, the
+    part that they do not cover, and the copies to the host.
+    """
     kernels = [e for e in events if e["kind"] == "kernel"]
     to_host = [e for e in events if "DtoH" in e["name"]]
     span = max(e["begin"] + e["dur"] for e in kernels) - min(e["begin"] for e in kernels)
     busy = covered(kernels)
-    return {"span": span / 1e3, "kernels": busy / 1e3, "gaps": (span - busy) / 1e3, "to_host": covered(to_host) / 1e3}
+    return {
+        "span": span / 1e3,
+        "kernels": busy / 1e3,
+        "gaps": (span - busy) / 1e3,
+        "to_host": covered(to_host) / 1e3,
+    }
 
 
 def table(plain: list[dict], capture: list[dict]) -> str:
-    """Both profiles, the longest kernels of both, and what only capture runs."""
+    """Return a table of both profiles: times, longest kernels, kernels of capture alone, gaps."""
     a, b = figures(plain), figures(capture)
     lines = ["| ms | plain | capture |", "|---|---|---|"]
     lines += [f"| {name} | {a[name]:.1f} | {b[name]:.1f} |" for name in a]
-    mine, theirs = (by_name([e for e in events if e["kind"] == "kernel"]) for events in (capture, plain))
+    mine, theirs = (
+        by_name([e for e in events if e["kind"] == "kernel"]) for events in (capture, plain)
+    )
     longest = sorted(theirs, key=lambda name: -sum(theirs[name]))[:6]
     for name in longest:
         one, other = statistics.median(theirs[name]), statistics.median(mine.get(name, [0.0]))
-        lines.append(f"| median of {len(theirs[name])}, {len(mine.get(name, []))}: {name[:70]} | {one / 1e3:.4f} | {other / 1e3:.4f} |")
+        lines.append(
+            f"| median of {len(theirs[name])}, {len(mine.get(name, []))}: {name[:70]} |"
+            f" {one / 1e3:.4f} | {other / 1e3:.4f} |"
+        )
     own = sorted(mine.keys() - theirs.keys(), key=lambda name: -sum(mine[name]))[:8]
-    lines += [f"| sum of {len(mine[name])}, with capture alone: {name[:70]} | 0 | {sum(mine[name]) / 1e3:.2f} |" for name in own]
+    lines += [
+        f"| sum of {len(mine[name])}, with capture alone: {name[:70]} | 0 |"
+        f" {sum(mine[name]) / 1e3:.2f} |"
+        for name in own
+    ]
     for name, events in (("plain", plain), ("capture", capture)):
         between = gaps([e for e in events if e["kind"] == "kernel"])
         for pair in sorted(between, key=lambda pair: -sum(between[pair]))[:6]:
-            lines.append(f"| {name}: sum of {len(between[pair])} gaps, {pair} | | {sum(between[pair]) / 1e3:.2f} |")
+            lines.append(
+                f"| {name}: sum of {len(between[pair])} gaps, {pair} | |"
+                f" {sum(between[pair]) / 1e3:.2f} |"
+            )
     return "\n".join(lines)

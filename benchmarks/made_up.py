@@ -1,6 +1,6 @@
-"""A run whose size is free: the workflow in a folder of its own, with everything made up that would take a model or a server.
+"""A run of any size: the workflow in a folder of its own, without a model or a server.
 
-`benchmarks/scale.py` measures in it.
+Tokens and states are random or zero. `benchmarks/scale.py` measures in this folder.
 """
 
 import json
@@ -16,10 +16,10 @@ import yaml
 from safetensors.numpy import save_file
 
 from draftstates import ids
-from draftstates.capture_spec import CaptureSpec
-from draftstates.shards import Shard, create
-from draftstates.tokens.output import SCHEMA
-from draftstates.verify import FORMAT, FORMAT_VERSION, file_checksum, sealed
+from draftstates.files import file_checksum
+from draftstates.records import Engine, Figures, Plan, Verified, VerifiedSamples
+from draftstates.shards.layout import Shard, create
+from draftstates.tokens.files import SCHEMA
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 HIDDEN, VOCABULARY, LONGEST = 8, 64, 30
@@ -33,14 +33,19 @@ for suffix in {suffixes}:
     os.utime(path)
 """
 STAND_INS = {
-    "extract.py": MOVE.format(suffixes=(".probe.safetensors", ".receipts.json", ".safetensors")),
+    "extract.py": MOVE.format(
+        suffixes=(".recaptures.safetensors", ".receipts.json", ".safetensors")
+    ),
     "verify.py": MOVE.format(suffixes=(".json",)),
     "server.py": "import sys; open(sys.argv[-1], 'w').write('{}')",
 }
 
 
 def make_folder(folder: Path, *, shards: int, samples: int) -> None:
-    """The workflow, with stand-ins for what needs a server; a model that is a head and a tokenizer; a source's tokens."""
+    """Make the folder: the workflow, a model of a head and a tokenizer, and a source's tokens.
+
+    Stand-ins replace the scripts that need a server.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     for name in ("model", "made"):
         (folder / name).mkdir(parents=True)
@@ -49,10 +54,22 @@ def make_folder(folder: Path, *, shards: int, samples: int) -> None:
     shutil.copytree(REPOSITORY / "scripts", folder / "scripts")
     for name, text in STAND_INS.items():
         (folder / "scripts" / name).write_text(text)
-    kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": False}
-    shape = {"num_hidden_layers": 8, "num_attention_heads": 1, "hidden_size": HIDDEN, "vocab_size": VOCABULARY}
+    kind = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "tie_word_embeddings": False,
+    }
+    shape = {
+        "num_hidden_layers": 8,
+        "num_attention_heads": 1,
+        "hidden_size": HIDDEN,
+        "vocab_size": VOCABULARY,
+    }
     (folder / "model" / "config.json").write_text(json.dumps({**kind, **shape}))
-    save_file({"lm_head.weight": np.ones((VOCABULARY, HIDDEN), np.float32)}, folder / "model" / "model.safetensors")
+    save_file(
+        {"lm_head.weight": np.ones((VOCABULARY, HIDDEN), np.float32)},
+        folder / "model" / "model.safetensors",
+    )
     write_tokenizer(folder / "model")
     (folder / "source.jsonl").write_text("{}\n")
     write_tokens(folder / "results" / "tokens" / "source.parquet", samples)
@@ -67,16 +84,23 @@ def make_folder(folder: Path, *, shards: int, samples: int) -> None:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """A word for each token, so that samples can be shown; the ids that number the samples are beyond it and show as nothing."""
-    words = tokenizers.models.WordLevel({f"w{number}": number for number in range(VOCABULARY)}, unk_token="w0")
+    """Write a tokenizer with one word per token, so that samples can be shown.
+
+    The ids that number the samples are outside its vocabulary and are shown as empty text.
+    """
+    words = tokenizers.models.WordLevel(
+        {f"w{number}": number for number in range(VOCABULARY)}, unk_token="w0"
+    )
     tokenizer = tokenizers.Tokenizer(words)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0"}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0"})
+    )
 
 
 def write_tokens(path: Path, samples: int) -> None:
-    """`samples` random samples of up to LONGEST tokens as the tokeniser writes them, and their accounting."""
+    """Write random samples of up to LONGEST tokens as the tokeniser does, and their accounting."""
     path.parent.mkdir(parents=True)
     draw, tokens, targets = np.random.default_rng(samples), 0, 0
     with pq.ParquetWriter(path, SCHEMA, compression="zstd") as writer:
@@ -84,55 +108,93 @@ def write_tokens(path: Path, samples: int) -> None:
             lengths = draw.integers(1, LONGEST, min(1024, samples - first))
             starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
             values = draw.integers(0, VOCABULARY, starts[-1]).astype(np.int32)
-            values[starts[:-1]] = np.arange(first, first + len(lengths))  # no two samples alike
+            # no two samples alike
+            values[starts[:-1]] = np.arange(first, first + len(lengths))
             masks = (draw.random(starts[-1]) < 0.5).astype(np.uint8)
-            names = [ids.sample_id(values[a:b], masks[a:b]) for a, b in zip(starts, starts[1:], strict=False)]
-            lists = [pa.ListArray.from_arrays(pa.array(starts), pa.array(part)) for part in (values, masks)]
+            names = [
+                ids.sample_id(values[a:b], masks[a:b])
+                for a, b in zip(starts, starts[1:], strict=False)
+            ]
+            lists = [
+                pa.ListArray.from_arrays(pa.array(starts), pa.array(part))
+                for part in (values, masks)
+            ]
             rows = np.arange(first, first + len(names))
-            columns = [pa.array(rows), pa.array(np.zeros(len(rows), np.int32)), pa.array(names), *lists]
+            columns = [
+                pa.array(rows),
+                pa.array(np.zeros(len(rows), np.int32)),
+                pa.array(names),
+                *lists,
+            ]
             writer.write_table(pa.Table.from_arrays(columns, schema=SCHEMA))
             tokens, targets = tokens + int(starts[-1]), targets + int(masks.sum())
     counts = {"rows_in": samples, "kept": samples, "samples": samples, "skipped": {}, "failed": {}}
-    path.with_suffix(".json").write_text(json.dumps({**counts, "tokens": tokens, "supervised_tokens": targets}))
+    path.with_suffix(".json").write_text(
+        json.dumps({**counts, "tokens": tokens, "supervised_tokens": targets})
+    )
 
 
 def make_shards(folder: Path) -> tuple[str, int]:
-    """Put every planned shard, of zeros, and what verification would say of it in `made/`; the capture's folder and the shards' number."""
-    plan = json.loads((folder / "results" / "plan.json").read_text())
-    spec = CaptureSpec.from_plan(folder / "results" / "plan.json")
-    for entry in plan["shards"]:
-        shard_id, path = entry["shard_id"], folder / "made" / f"{entry['shard_id']}.safetensors"
+    """Write every planned shard, of zeros, and its record of verification to `made/`.
+
+    Returns:
+        The capture folder and the number of shards.
+    """
+    plan = Plan.read(folder / "results" / "plan.json")
+    for entry in plan.shards:
+        shard_id, path = entry.shard_id, folder / "made" / f"{entry.shard_id}.safetensors"
         table = pq.read_table(folder / "results" / "tokens" / "shards" / f"{shard_id}.parquet")
         inputs, masks = (table[name].combine_chunks() for name in ("input_ids", "loss_mask"))
-        starts, names, mask = inputs.offsets.to_numpy(), table["sample_id"].to_pylist(), masks.flatten().to_numpy()
+        starts, names, mask = (
+            inputs.offsets.to_numpy(),
+            table["sample_id"].to_pylist(),
+            masks.flatten().to_numpy(),
+        )
         lengths, ids_ = np.diff(starts).tolist(), inputs.flatten().to_numpy()
-        create(path, spec=spec, shard_id=shard_id, sample_ids=names, lengths=lengths, input_ids=ids_, loss_mask=mask)
+        create(
+            path,
+            spec=plan.capture,
+            shard_id=shard_id,
+            sample_ids=names,
+            lengths=lengths,
+            input_ids=ids_,
+            loss_mask=mask,
+        )
         shard, targets = Shard(path), np.add.reduceat(mask.astype(np.int64), starts[:-1]).tolist()
-        samples = [
-            {"sample_id": names[i], "rows": lengths[i], "supervised": targets[i], "checksum": shard.checksum(i)} for i in range(len(names))
-        ]
-        found = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "shard_id": shard_id,
-            "capture_key": spec.key,
-            "engine": {"name": "none", "version": "0"},
-            "bytes": shard.header.size,
-            "checksum": file_checksum(path),
-            "samples": samples,
-            "figures": {"probes": 3, "probe_tokens": 3, "alignment_share_of_limit": 0.0, "prefix_distance": 0.0},
-        }
-        (folder / "made" / f"{shard_id}.json").write_text(json.dumps(sealed(found), indent=1) + "\n")
-        for suffix in (".probe.safetensors", ".receipts.json"):
+        Verified(
+            shard_id=shard_id,
+            capture_key=plan.capture.key,
+            engine=Engine(name="none", version="0"),
+            images={"server": (None,), "extract": (None,), "verify": (None,)},
+            bytes=shard.header.size,
+            checksum=file_checksum(path),
+            samples=VerifiedSamples(
+                sample_id=tuple(names),
+                tokens=tuple(lengths),
+                supervised_tokens=tuple(targets),
+                checksum=tuple(map(shard.checksum, range(len(names)))),
+            ),
+            figures=Figures(
+                recaptures=3,
+                recaptured_tokens=3,
+                alignment_share_of_limit=0.0,
+                prefix_distance=0.0,
+            ),
+        ).publish(folder / "made" / f"{shard_id}.json")
+        for suffix in (".recaptures.safetensors", ".receipts.json"):
             path.with_suffix(suffix).write_text("-")
-    return f"results/{plan['run']}", len(plan["shards"])
+    return f"results/{plan.capture_folder}", len(plan.shards)
 
 
 def place_rest(folder: Path, run: str) -> None:
-    """Move what an interrupted run left, shards before what was found of them."""
+    """Move the files that an interrupted run left, shards before their records of verification."""
     for suffix in (".safetensors", ".json"):
         for path in sorted((folder / "made").glob(f"*{suffix}")):
-            part = "verified" if suffix == ".json" and not path.name.endswith(".receipts.json") else "shards"
+            part = (
+                "verified"
+                if suffix == ".json" and not path.name.endswith(".receipts.json")
+                else "shards"
+            )
             (folder / run / part).mkdir(parents=True, exist_ok=True)
             os.utime(path)
             path.rename(folder / run / part / path.name)

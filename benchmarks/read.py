@@ -1,7 +1,10 @@
-"""Reading by random index: ShardDataset against torch.load of the same samples' .pt, and the time to open many shards.
+"""Reads by random index: ShardDataset against torch.load of the same samples' .pt files.
 
-One command, nothing needed:  python benchmarks/read.py
-Files are written to a temporary folder and read warm (from the page cache), so that what is compared is the reading and not the disk.
+    python benchmarks/read.py
+
+The benchmark needs no further files. It also measures the time to open many shards. It writes its
+files to a temporary folder and reads them from the page cache, so it compares the ways of reading
+and not the disk.
 """
 
 import argparse
@@ -19,15 +22,24 @@ import numpy as np
 import synthetic
 import torch
 
-from draftstates.dataset import ShardDataset
+from draftstates.shards.dataset import ShardDataset
 
 
-def write_samples(folder: Path, *, samples: int, hidden_size: int) -> tuple[ShardDataset, list[Path]]:
-    """Write the samples as shards of 32 and one `.pt` each; lengths are log-uniform in 128..4096 tokens."""
+def write_samples(
+    folder: Path, *, samples: int, hidden_size: int
+) -> tuple[ShardDataset, list[Path]]:
+    """Write the samples as shards of 32, and each sample as a `.pt` file.
+
+    Lengths are log-uniform between 128 and 4096 tokens.
+    """
     spec = synthetic.capture_spec(hidden_size=hidden_size)
-    lengths = np.exp(np.random.default_rng(0).uniform(np.log(128), np.log(4096), samples)).astype(int)
+    lengths = np.exp(np.random.default_rng(0).uniform(np.log(128), np.log(4096), samples)).astype(
+        int
+    )
     values = [synthetic.sample(int(length), spec=spec, seed=i) for i, length in enumerate(lengths)]
-    manifest = synthetic.write_manifest(folder, [values[i : i + 32] for i in range(0, samples, 32)], spec=spec)
+    manifest = synthetic.write_manifest(
+        folder, [values[i : i + 32] for i in range(0, samples, 32)], spec=spec
+    )
     dataset = ShardDataset(manifest.path)
     paths = []
     for i in range(len(dataset)):
@@ -36,8 +48,10 @@ def write_samples(folder: Path, *, samples: int, hidden_size: int) -> tuple[Shar
     return dataset, paths
 
 
-def seconds_per_pass(read: Callable[[int], dict], order: np.ndarray, batch: dict[str, torch.Tensor] | None) -> float:
-    """Read every sample once; with `batch`, also copy it there, so that every byte is touched."""
+def seconds_per_pass(
+    read: Callable[[int], dict], order: np.ndarray, batch: dict[str, torch.Tensor] | None
+) -> float:
+    """Read every sample once; with `batch`, also copy it there, which touches every byte."""
     begin = time.perf_counter()
     for i in order:
         sample = read(i)
@@ -47,10 +61,16 @@ def seconds_per_pass(read: Callable[[int], dict], order: np.ndarray, batch: dict
     return time.perf_counter() - begin
 
 
-def compare_reads(folder: Path, *, samples: int, hidden_size: int, passes: int) -> dict[str, dict[str, float]]:
-    """Median milliseconds a sample for each way of reading, in turns so that drift hits all alike."""
+def compare_reads(
+    folder: Path, *, samples: int, hidden_size: int, passes: int
+) -> dict[str, dict[str, float]]:
+    """Return the median milliseconds per sample for each way of reading.
+
+    The ways take turns, so that drift affects all of them equally.
+    """
     dataset, paths = write_samples(folder, samples=samples, hidden_size=hidden_size)
-    held = [torch.load(path, weights_only=True) for path in paths]  # the floor: what copying into a batch costs by itself
+    # the lower limit: the cost of copying into a batch alone
+    held = [torch.load(path, weights_only=True) for path in paths]
     ways: dict[str, Callable[[int], dict]] = {
         "torch.load": lambda i: torch.load(paths[i], weights_only=True),
         "torch.load mmap": lambda i: torch.load(paths[i], weights_only=True, mmap=True),
@@ -58,14 +78,18 @@ def compare_reads(folder: Path, *, samples: int, hidden_size: int, passes: int) 
         "in memory already": lambda i: held[i],
     }
     longest = int(dataset.lengths.max())
-    batch = {name: torch.empty((longest, *tensor.shape[1:]), dtype=tensor.dtype) for name, tensor in dataset[0].items()}
+    batch = {
+        name: torch.empty((longest, *tensor.shape[1:]), dtype=tensor.dtype)
+        for name, tensor in dataset[0].items()
+    }
     order = np.random.default_rng(1).permutation(samples)
-    for name, read in ways.items():  # warm, and equal
+    # fills the page cache, and checks that all ways give the same values
+    for name, read in ways.items():
         for i in range(samples):
             if not all(torch.equal(tensor, dataset[i][key]) for key, tensor in read(i).items()):
                 sys.exit(f"error: {name} gives other values than ShardDataset for sample {i}")
     figures: dict[str, dict[str, float]] = {name: {} for name in ways}
-    for goal, into in (("in hand", None), ("into a batch", batch)):
+    for goal, into in (("opened", None), ("into a batch", batch)):
         times: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(passes):
             for name, read in ways.items():
@@ -76,7 +100,13 @@ def compare_reads(folder: Path, *, samples: int, hidden_size: int, passes: int) 
 
 
 def time_opening(folder: Path, *, shards: int, samples: int) -> dict[str, float]:
-    """Seconds to open `shards` shards of `samples` short samples each, whole and one split of it, with one read from each end."""
+    """Return the seconds to open many shards, with one read from each end.
+
+    Args:
+        folder: folder for the shards.
+        shards: number of shards.
+        samples: number of short samples in each shard.
+    """
     spec = synthetic.capture_spec(hidden_size=4)
     shape = synthetic.sample(4, spec=spec, seed=0)
     ids = torch.arange(shards * samples * 4, dtype=torch.int32).view(shards, samples, 4)
@@ -95,27 +125,47 @@ def time_opening(folder: Path, *, shards: int, samples: int) -> dict[str, float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--samples", type=int, default=96)
     parser.add_argument("--hidden-size", type=int, default=2048)
     parser.add_argument("--passes", type=int, default=5)
     parser.add_argument("--shards", type=int, default=5000)
     parser.add_argument("--samples-per-shard", type=int, default=100)
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--json", type=Path, help="write the figures to this file too")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # as in a DataLoader's worker
+    # as in a DataLoader's worker
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        reads = compare_reads(Path(folder) / "reads", samples=args.samples, hidden_size=args.hidden_size, passes=args.passes)
+        reads = compare_reads(
+            Path(folder) / "reads",
+            samples=args.samples,
+            hidden_size=args.hidden_size,
+            passes=args.passes,
+        )
     with tempfile.TemporaryDirectory() as folder:
         opening = time_opening(Path(folder), shards=args.shards, samples=args.samples_per_shard)
-    goals = ("in hand", "into a batch")
+    goals = ("opened", "into a batch")
     print(f"{platform.processor() or platform.machine()}, one thread, torch {torch.__version__}")
-    print(f"{args.samples} samples of 128 to 4096 tokens, 4 states of {args.hidden_size} in bfloat16, {args.passes} passes, medians, warm")
+    print(
+        f"{args.samples} samples of 128 to 4096 tokens, 4 states of {args.hidden_size} in bfloat16,"
+        f" {args.passes} passes, medians, warm"
+    )
     print(f"{'':18}" + "".join(f"{goal + ' (ms)':>20}{'speed-up':>10}" for goal in goals))
     for name, figure in reads.items():
-        print(f"{name:18}" + "".join(f"{figure[goal]:20.4f}{reads['torch.load'][goal] / figure[goal]:10.1f}" for goal in goals))
+        print(
+            f"{name:18}"
+            + "".join(
+                f"{figure[goal]:20.4f}{reads['torch.load'][goal] / figure[goal]:10.1f}"
+                for goal in goals
+            )
+        )
     for name, figure in opening.items():
-        print(f"open {args.shards} shards, {args.shards * args.samples_per_shard} samples, {name}: {figure:.2f} s")
+        print(
+            f"open {args.shards} shards, {args.shards * args.samples_per_shard} samples, {name}:"
+            f" {figure:.2f} s"
+        )
     if args.json:
         args.json.write_text(json.dumps({"reads": reads, "opening": opening}, indent=2))
 

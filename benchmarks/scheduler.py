@@ -1,10 +1,11 @@
-"""A simulation of a run: shards through extracting jobs, replicas, the disk and verification, to say how long it takes and what limits it.
+"""A simulation of a run: its duration and its limit.
 
-    python benchmarks/scheduler.py --table       # Kimi-K2.5 on 1, 4 and 16 nodes: docs/scale.md
-    python benchmarks/scheduler.py --validate    # against the measured runs in benchmarks/README.md
+Shards go through extracting jobs, replicas, the disk and verification. Between two events every
+rate is constant: the jobs of a replica share its tokens per second, and all replicas share the
+disk's bytes per second. Snakemake's own time per job is serial. Verification takes the cores that
+it has. A replica that fails loses its unfinished shards.
 
-Between two events every rate is constant: a replica's tokens a second are shared by its jobs, the disk's bytes a second by all.
-Snakemake's own time a job is serial; verification takes the cores that it has. A replica that fails loses its unfinished shards.
+`benchmarks/estimate.py` runs the simulation.
 """
 
 import dataclasses
@@ -17,15 +18,22 @@ from math import inf
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What a run has to work with; rates are a second, times in seconds.
+    """The resources of a run. Rates are per second; times are in seconds.
 
     Attributes:
-        rate: tokens of one replica; streams: extracting jobs at once, over all replicas.
-        row_bytes: of one token; write: bytes of all disks together.
-        cores: for verification, of which a job takes four at most; verify: bytes that one core verifies.
-        dispatch: of Snakemake itself a job, one after the other; job: from a job's start to its first request or byte.
-        start: of a server; plan: before the first job; probes: further tokens, as a share.
-        failure: mean time between a replica's failures.
+        rate: tokens per second of one replica.
+        replicas: number of replicas.
+        streams: extracting jobs at once, over all replicas.
+        row_bytes: bytes of one token.
+        write: bytes per second of all disks together.
+        cores: cores for verification, of which a job takes four at most.
+        verify: bytes per second that one core verifies.
+        dispatch: Snakemake's own time per job, one job after the other.
+        job: time from a job's start to its first request or byte.
+        start: time of a server's start.
+        plan: time before the first job.
+        recaptures: tokens of prefix recaptures, as a share of the samples' tokens.
+        failure: mean time between the failures of a replica.
     """
 
     rate: float
@@ -39,13 +47,21 @@ class Setup:
     job: float = 0.0
     start: float = 0.0
     plan: float = 0.0
-    probes: float = 0.0
+    recaptures: float = 0.0
     failure: float = inf
 
 
 @dataclasses.dataclass
 class Outcome:
-    """Seconds until the last shard is verified, tokens of verified shards, tokens that failures wasted, jobs started."""
+    """The result of a simulation.
+
+    Attributes:
+        seconds: until the last shard is verified.
+        tokens: tokens of verified shards.
+        lost: tokens that failures wasted.
+        jobs: number of started jobs.
+        verified: the verified shards, in the order of their end.
+    """
 
     seconds: float = 0.0
     tokens: int = 0
@@ -55,7 +71,7 @@ class Outcome:
 
 
 class Simulation:
-    """One run; `capturing` and `verifying` map a shard to what is left of it, in tokens and bytes."""
+    """One run. `capturing` and `verifying` map a shard to its remaining tokens and bytes."""
 
     def __init__(self, tokens: Sequence[int], setup: Setup, *, seed: int = 0) -> None:
         self.tokens, self.setup, self.outcome = tokens, setup, Outcome()
@@ -67,14 +83,18 @@ class Simulation:
         self.verifying: dict[int, float] = {}
         self.replica_of: dict[int, int] = {}
         self.up = [False] * setup.replicas
-        self.events: list[tuple[float, str, int]] = [(self.now + setup.start, "up", r) for r in range(setup.replicas)]
+        self.events: list[tuple[float, str, int]] = [
+            (self.now + setup.start, "up", r) for r in range(setup.replicas)
+        ]
 
     def run(self) -> Outcome:
-        """Step from event to event until every shard is verified."""
+        """Step from event to event until every shard is verified, and return the outcome."""
         while len(self.outcome.verified) < len(self.tokens):
             self._dispatch()
             capture, verify = self._rates()
-            ends = [self.capturing[s] / rate for s, rate in capture.items()] + [left / verify for left in self.verifying.values()]
+            ends = [self.capturing[s] / rate for s, rate in capture.items()] + [
+                left / verify for left in self.verifying.values()
+            ]
             step = min([self.events[0][0] - self.now if self.events else inf, *ends])
             if step == inf:
                 raise RuntimeError("the run stands still")
@@ -90,7 +110,7 @@ class Simulation:
         return self.outcome
 
     def _dispatch(self) -> None:
-        """Start what there is room for; an extracting job first, as the rules say."""
+        """Start as many jobs as possible, extracting jobs first, as the rules say."""
         while self.to_capture and self.streams:
             self.streams -= 1
             self._start("capture", self.to_capture.popleft())
@@ -104,14 +124,25 @@ class Simulation:
         heapq.heappush(self.events, (self.dispatcher + self.setup.job, kind, shard))
 
     def _rates(self) -> tuple[dict[int, float], float]:
-        """Tokens a second of each shard that a live replica captures, and bytes a second of each that is verified."""
+        """Return the present rates.
+
+        Returns:
+            Tokens per second of each shard that a live replica captures, and bytes per second of
+            each shard in verification.
+        """
         shared = [0] * self.setup.replicas
         for shard in self.capturing:
             shared[self.replica_of[shard]] += 1
-        alive = {s: self.setup.rate / shared[self.replica_of[s]] for s in self.capturing if self.up[self.replica_of[s]]}
+        alive = {
+            s: self.setup.rate / shared[self.replica_of[s]]
+            for s in self.capturing
+            if self.up[self.replica_of[s]]
+        }
         wanted = sum(alive.values()) * self.setup.row_bytes
         slow = min(1.0, self.setup.write / wanted) if wanted else 1.0
-        return {s: rate * slow for s, rate in alive.items()}, self.setup.verify * min(4, self.setup.cores)
+        return {s: rate * slow for s, rate in alive.items()}, self.setup.verify * min(
+            4, self.setup.cores
+        )
 
     def _finish(self) -> None:
         for shard in [s for s, left in self.capturing.items() if left <= 1e-6]:
@@ -125,17 +156,25 @@ class Simulation:
             self.outcome.tokens += self.tokens[shard]
 
     def _happen(self, kind: str, number: int) -> None:
-        """A job's process is ready, or a replica is up or fails."""
+        """Handle an event: a job's process is ready, or a replica is up or fails."""
         if kind == "verify":
             self.verifying[number] = float(self.tokens[number] * self.setup.row_bytes)
         elif kind == "capture":
-            load = [sum(r == replica for r in (self.replica_of[s] for s in self.capturing)) for replica in range(self.setup.replicas)]
-            self.replica_of[number] = min(range(self.setup.replicas), key=lambda r: (not self.up[r], load[r]))
-            self.capturing[number] = self.tokens[number] * (1 + self.setup.probes)
+            load = [
+                sum(r == replica for r in (self.replica_of[s] for s in self.capturing))
+                for replica in range(self.setup.replicas)
+            ]
+            self.replica_of[number] = min(
+                range(self.setup.replicas), key=lambda r: (not self.up[r], load[r])
+            )
+            self.capturing[number] = self.tokens[number] * (1 + self.setup.recaptures)
         elif kind == "up":
             self.up[number] = True
             if self.setup.failure < inf:
-                heapq.heappush(self.events, (self.now + self.random.expovariate(1 / self.setup.failure), "down", number))
+                heapq.heappush(
+                    self.events,
+                    (self.now + self.random.expovariate(1 / self.setup.failure), "down", number),
+                )
         else:
             self._fail(number)
 
@@ -143,6 +182,8 @@ class Simulation:
         self.up[replica] = False
         heapq.heappush(self.events, (self.now + self.setup.start, "up", replica))
         for shard in [s for s in self.capturing if self.replica_of[s] == replica]:
-            self.outcome.lost += self.tokens[shard] * (1 + self.setup.probes) - self.capturing.pop(shard)
+            self.outcome.lost += self.tokens[shard] * (
+                1 + self.setup.recaptures
+            ) - self.capturing.pop(shard)
             self.streams += 1
             self.to_capture.appendleft(shard)

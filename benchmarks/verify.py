@@ -1,9 +1,11 @@
-"""What verification costs one core: a byte's share of the scans and checksums, and a sample's of the alignment with the head.
+"""Cost of verification on one core: scans and checksums per byte, alignment per sample.
 
-    python benchmarks/verify.py --tokens 16000     # a shard of Kimi-K2.5's row: four states of 7168 in bfloat16
+    # a shard with the rows of Kimi-K2.5: four states of 7168 in bfloat16
+    python benchmarks/verify.py --tokens 16000
 
-One thread, warm (from the page cache): what the cores do, not what the disk gives. CPU seconds count, so that a busy machine
-changes little. The head is an eighth of a vocabulary of 163,840 tokens, made up, and its time is taken eight times.
+One thread reads from the page cache, so the figures are those of the core and not of the disk. They
+are CPU seconds, so a busy machine changes little. The head is random and has an eighth of a
+vocabulary of 163,840 tokens; its time is multiplied by eight.
 """
 
 import sys
@@ -19,21 +21,27 @@ import time
 import synthetic
 import torch
 
-from draftstates.alignment import Rounding, check_alignment
-from draftstates.checks import scan_sample
-from draftstates.model import Head
-from draftstates.shards import Shard
-from draftstates.verify import file_checksum
+from draftstates.files import file_checksum
+from draftstates.model.head import Head
+from draftstates.shards.layout import Shard
+from draftstates.verify.alignment import Rounding, check_alignment
+from draftstates.verify.checks import scan_sample
 
 PARTS, VOCABULARY = 8, 163_840
 
 
 def alignment_seconds(*, samples: int, hidden_size: int) -> float:
-    """CPU seconds a sample that the comparison with the head's logits takes. What it finds does not matter."""
+    """Return the CPU seconds per sample of the comparison with the head's logits.
+
+    The findings of the comparison do not matter.
+    """
     generator = torch.Generator().manual_seed(0)
-    head = Head(weight=torch.randn(VOCABULARY // PARTS, hidden_size, generator=generator).bfloat16(), norm=None)
+    head = Head(
+        weight=torch.randn(VOCABULARY // PARTS, hidden_size, generator=generator).bfloat16(),
+        norm=None,
+    )
     states = torch.randn(samples, hidden_size, generator=generator).bfloat16()
-    rounding = Rounding.of({"compute_dtype": "bfloat16", "stored_dtype": "bfloat16", "final_norm": "post_norm"})
+    rounding = Rounding(compute=torch.bfloat16, stored=torch.bfloat16, normed=True)
     top = [[[token, -1.0] for token in range(5)]] * samples
     start = time.process_time()
     check_alignment([str(i) for i in range(samples)], states, top, head=head, rounding=rounding)
@@ -41,18 +49,27 @@ def alignment_seconds(*, samples: int, hidden_size: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, default=16000)
     parser.add_argument("--sample-tokens", type=int, default=1000)
     parser.add_argument("--hidden-size", type=int, default=7168)
-    parser.add_argument("--samples", type=int, default=256, help="of a shard, for the alignment")
+    parser.add_argument(
+        "--samples", type=int, default=256, help="number of samples for the alignment"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     spec = synthetic.capture_spec(hidden_size=arguments.hidden_size)
     with tempfile.TemporaryDirectory() as folder:
-        samples = [synthetic.sample(arguments.sample_tokens, spec=spec, seed=i) for i in range(arguments.tokens // arguments.sample_tokens)]
-        path = Path(folder) / f"{synthetic.write_shard(Path(folder), samples, spec=spec)}.safetensors"
+        samples = [
+            synthetic.sample(arguments.sample_tokens, spec=spec, seed=i)
+            for i in range(arguments.tokens // arguments.sample_tokens)
+        ]
+        path = (
+            Path(folder) / f"{synthetic.write_shard(Path(folder), samples, spec=spec)}.safetensors"
+        )
         del samples
         shard, rates = Shard(path), []
         for _ in range(arguments.repeats + 1):
@@ -61,11 +78,21 @@ def main() -> None:
             file_checksum(path)
             rates.append(path.stat().st_size / (time.process_time() - start) / 1e9)
             assert not any(scan.findings for scan in found)
-    rates = rates[1:]  # the first brings the file into the page cache
-    print(f"{shard.header.size:,} bytes, {spec.row_bytes:,} a token")
-    print(f"scans and checksums: {statistics.median(rates):.2f} GB/s a core ({min(rates):.2f} to {max(rates):.2f})")
-    seconds = [alignment_seconds(samples=arguments.samples, hidden_size=arguments.hidden_size) for _ in range(arguments.repeats)]
-    print(f"alignment: {statistics.median(seconds):.3f} core seconds a sample ({min(seconds):.3f} to {max(seconds):.3f})")
+    # the first repeat brings the file into the page cache
+    rates = rates[1:]
+    print(f"{shard.header.size:,} bytes, {spec.row_bytes:,} per token")
+    print(
+        f"scans and checksums: {statistics.median(rates):.2f} GB/s per core ({min(rates):.2f} to"
+        f" {max(rates):.2f})"
+    )
+    seconds = [
+        alignment_seconds(samples=arguments.samples, hidden_size=arguments.hidden_size)
+        for _ in range(arguments.repeats)
+    ]
+    print(
+        f"alignment: {statistics.median(seconds):.3f} core seconds per sample"
+        f" ({min(seconds):.3f} to {max(seconds):.3f})"
+    )
 
 
 if __name__ == "__main__":

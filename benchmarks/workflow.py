@@ -1,12 +1,15 @@
-"""The whole `snakemake` run against plain prefill of the same tokens: what the machine does between shards counts too.
+"""A complete run of `snakemake` against plain prefill of the same tokens.
 
-    python benchmarks/workflow.py --model models/SmolLM2-135M-Instruct --dtype float32 --mix 20-400x100 \
-        --min-bytes 1MiB --max-bytes 4MiB --work results/bench-run
+    python benchmarks/workflow.py --model models/SmolLM2-135M-Instruct --dtype float32 \\
+        --mix 20-400x100 --min-bytes 1MiB --max-bytes 4MiB --work results/bench-run
 
-A source of random tokens is written and planned. Then, with the workflow's own server and one without the plug-in both up, each
-repeat sends the tokens to the bare one (`plain`), runs `snakemake` from the plan to the manifest into fresh results (`workflow`) and sends
-them again: extraction, verification, manifest, and Snakemake itself, without tokenising and without the server's start. Prints a JSON
-line each. Where the time is short, `--plain-every 4` sends every fourth sample alone to the bare server.
+The benchmark includes the machine's work between shards. It writes and plans a source of random
+tokens. Then the workflow's own server and a server without the plug-in are both up. Each repeat
+sends the tokens to the server without the plug-in (`plain`), runs `snakemake` from the plan to the
+manifest into new results (`workflow`), and sends the tokens once more. `workflow` includes
+extraction, verification, manifest and Snakemake itself, but not tokenising and the server's start.
+The output is one JSON line per measurement. `--plain-every 4` saves time: it sends only every
+fourth sample to the server without the plug-in.
 """
 
 import sys
@@ -31,11 +34,12 @@ from bench_servers import bench_spec, turn
 from capture import Mix, plain
 from server_harness import CPU_FLAGS, serve
 
-from draftstates.plan_file import read_plan
+from draftstates.model.folder import ModelFolder
+from draftstates.records import Plan
 
 
 class Run:
-    """A working folder with the configuration, and Snakemake run in the repository for it."""
+    """A working folder with a configuration, for which Snakemake runs in the repository."""
 
     def __init__(self, arguments: argparse.Namespace, flags: list[str]) -> None:
         self.folder, self.arguments = arguments.work.resolve(), arguments
@@ -46,35 +50,65 @@ class Run:
             yaml.safe_dump(
                 {
                     "data": {
-                        "sources": [{"name": "random", "files": [str(self.folder / "tokens.jsonl")], "format": "tokens"}],
+                        "sources": [
+                            {
+                                "name": "random",
+                                "files": [str(self.folder / "tokens.jsonl")],
+                                "format": "tokens",
+                            }
+                        ],
                         "max_tokens": 40000,
                     },
                     "model": {"path": str(arguments.model.resolve())},
                     "capture": {"compute_dtype": arguments.dtype, "stored_dtype": arguments.dtype},
                     "shards": {"min_bytes": arguments.min_bytes, "max_bytes": arguments.max_bytes},
-                    "server": {"args": flags, "queue_bytes": arguments.queue_bytes, "idle_seconds": 900},
+                    "server": {
+                        "args": flags,
+                        "queue_bytes": arguments.queue_bytes,
+                        "idle_seconds": 900,
+                    },
                     "results": str(self.results),
                 }
             )
         )
 
     def snakemake(self, *more: str) -> float:
-        """Seconds that a run of Snakemake took; what it prints goes to snakemake.log."""
+        """Run Snakemake, with its output in snakemake.log, and return the seconds that it took."""
         command = [sys.executable, "-m", "snakemake", "--cores", str(self.arguments.cores)]
-        streams = ["--configfile", str(self.config), "--resources", f"streams={self.arguments.streams}"]
+        streams = [
+            "--configfile",
+            str(self.config),
+            "--resources",
+            f"streams={self.arguments.streams}",
+        ]
         start = time.perf_counter()
         with open(self.folder / "snakemake.log", "ab") as log:
-            subprocess.run([*command, *more, *streams], cwd=REPOSITORY, stdout=log, stderr=log, check=True)
+            subprocess.run(
+                [*command, *more, *streams], cwd=REPOSITORY, stdout=log, stderr=log, check=True
+            )
         return time.perf_counter() - start
 
     @contextlib.contextmanager
     def server(self) -> Iterator[None]:
-        """The workflow's own server, up and tested."""
+        """Keep the workflow's own server up and tested."""
         (resolved,) = (self.results / "config").glob("*.yaml")
-        command = [sys.executable, "scripts/serve.py", "--config", str(resolved), "--plan", str(self.results / "plan.json")]
-        environment = {name: value for name, value in os.environ.items() if name != "DRAFTSTATES_OWNER"}
+        command = [
+            sys.executable,
+            "-m",
+            "draftstates.cli",
+            "serve",
+            "--config",
+            str(resolved),
+            "--plan",
+            str(self.results / "plan.json"),
+        ]
+        environment = {
+            name: value for name, value in os.environ.items() if name != "DRAFTSTATES_OWNER"
+        }
         with open(self.folder / "serve.log", "ab") as log:
-            process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log, env=environment)
+            process = subprocess.Popen(
+                command, cwd=REPOSITORY, stdout=log, stderr=log, env=environment
+            )
         try:
             while not (self.results / ".server" / "address.json").exists():
                 if process.poll() is not None:
@@ -86,45 +120,79 @@ class Run:
             process.wait()
 
     def forget(self) -> None:
-        """Remove what was captured and verified."""
-        shutil.rmtree(self.results / read_plan(self.results / "plan.json")["run"], ignore_errors=True)
+        """Remove the capture folder."""
+        shutil.rmtree(
+            self.results / Plan.read(self.results / "plan.json").capture_folder,
+            ignore_errors=True,
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="with weights and a tokenizer")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", type=Path, required=True, help="folder with weights and a tokenizer"
+    )
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--mix", type=Mix.parse, default=Mix(200, 4000, 1024), help="SHORTEST-LONGESTxCOUNT")
-    parser.add_argument("--vocabulary", type=int, help="ids are below this; default: the model's")
-    parser.add_argument("--min-bytes", default="1GiB", help="of a shard")
-    parser.add_argument("--max-bytes", default="4GiB", help="of a shard")
-    parser.add_argument("--work", type=Path, required=True, help="folder to make, removed at the end")
+    parser.add_argument(
+        "--mix", type=Mix.parse, default=Mix(200, 4000, 1024), help="SHORTEST-LONGESTxCOUNT"
+    )
+    parser.add_argument(
+        "--vocabulary", type=int, help="ids are below this number; default: the model's"
+    )
+    parser.add_argument("--min-bytes", default="1GiB", help="size of a shard")
+    parser.add_argument("--max-bytes", default="4GiB", help="size of a shard")
+    parser.add_argument("--work", type=Path, required=True, help="new folder, removed at the end")
     parser.add_argument("--cores", type=int, default=os.cpu_count())
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--tokens-in-flight", type=int, default=131072)
-    parser.add_argument("--plain-every", type=int, default=1, help="send every so-manieth sample alone to the bare server")
+    parser.add_argument(
+        "--plain-every",
+        type=int,
+        default=1,
+        help="send only every n-th sample to the server without the plug-in",
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--queue-bytes", type=int, default=256 << 20)
-    parser.add_argument("--flags", help="SGLang's flags, in one string; those of a CPU where left out")
-    parser.add_argument("--turn", type=Path, help="file that benchmarks share: only one of them measures at a time")
+    parser.add_argument("--flags", help="SGLang's flags, in one string; default: those for a CPU")
+    parser.add_argument(
+        "--turn", type=Path, help="file that benchmarks share: only one of them measures at a time"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the folder")
     arguments = parser.parse_args()
     flags = CPU_FLAGS if arguments.flags is None else arguments.flags.split()
-    own = ["--max-total-tokens", "16384"] if arguments.flags is None else flags  # what a CPU needs else the workflow knows
-    config = json.loads((arguments.model / "config.json").read_text())
+    # the workflow itself sets the other flags for a CPU
+    own = ["--max-total-tokens", "16384"] if arguments.flags is None else flags
+    model = ModelFolder(arguments.model)
     arguments.layers = arguments.lease = None
     run = Run(arguments, own)
-    samples = arguments.mix.samples(vocabulary=arguments.vocabulary or config["vocab_size"], seed=0)
+    samples = arguments.mix.samples(vocabulary=arguments.vocabulary or model.vocab_size, seed=0)
     with open(run.folder / "tokens.jsonl", "w") as file:
         for sample in samples:
-            file.write(json.dumps({"input_ids": sample.tolist(), "loss_mask": np.ones(len(sample), int).tolist()}) + "\n")
-    print(json.dumps({"tokenise_and_plan_seconds": round(run.snakemake(str(run.results / "plan.json")), 1)}), flush=True)
-    shards = len(read_plan(run.results / "plan.json")["shards"])
-    spec = bench_spec(config, arguments)
+            file.write(
+                json.dumps(
+                    {"input_ids": sample.tolist(), "loss_mask": np.ones(len(sample), int).tolist()}
+                )
+                + "\n"
+            )
+    print(
+        json.dumps(
+            {"tokenise_and_plan_seconds": round(run.snakemake(str(run.results / "plan.json")), 1)}
+        ),
+        flush=True,
+    )
+    shards = len(Plan.read(run.results / "plan.json").shards)
+    spec = bench_spec(model, arguments)
     logs = {"root": run.folder, "log_folder": run.folder}
     ratios = []
-    with run.server(), serve(spec, plugin=False, folder=arguments.model, base_flags=flags, **logs) as bare, turn(arguments.turn):
-        plain([bare], samples[: max(4, len(samples) // 32)], arguments.tokens_in_flight)  # warm
+    with (
+        run.server(),
+        serve(spec, plugin=False, folder=arguments.model, base_flags=flags, **logs) as bare,
+        turn(arguments.turn),
+    ):
+        # warms both up before the first measurement
+        plain([bare], samples[: max(4, len(samples) // 32)], arguments.tokens_in_flight)
         for repeat in range(arguments.repeats):
             rates: dict[str, list[float]] = {"plain": [], "workflow": []}
             for mode in ("plain", "workflow", "plain"):
@@ -135,7 +203,13 @@ def main() -> None:
                     run.forget()
                     sent, seconds = samples, run.snakemake()
                 rates[mode].append(sum(map(len, sent)) / seconds)
-                figures = {"mode": mode, "repeat": repeat, "shards": shards, "tokens": sum(map(len, sent)), "seconds": round(seconds, 2)}
+                figures = {
+                    "mode": mode,
+                    "repeat": repeat,
+                    "shards": shards,
+                    "tokens": sum(map(len, sent)),
+                    "seconds": round(seconds, 2),
+                }
                 print(json.dumps({**figures, "tok_s": round(rates[mode][-1], 1)}), flush=True)
             ratios.append(rates["workflow"][0] / statistics.mean(rates["plain"]))
     print(f"of plain: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")

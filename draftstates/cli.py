@@ -1,42 +1,63 @@
-"""What every command in `scripts/` shares: one way to report a user's error, and to end when told to."""
+"""The console command `draftstates`."""
 
-import errno
-import os
-import signal
+import argparse
+import importlib
 import sys
-from collections.abc import Callable
-from types import FrameType
+from collections.abc import Sequence
+from types import ModuleType
 
-from draftstates.errors import UserError
+from draftstates.errors import run_command
+
+# In the order of use. Only the module of the command that runs is imported.
+COMMANDS = {
+    "status": "show what a run is doing: shards, rates, failures, time left",
+    "accounting": "print what became of every row, and where the manifest is",
+    "show": "show samples with their supervised tokens marked",
+    "parity": "compare captured samples with a forward pass by Hugging Face",
+    "export": "write a manifest in the format of a trainer",
+    "compact": "write a smaller copy of a capture's shards",
+    "prune": "remove shards that nothing lists, and what killed jobs left",
+    "serve": "keep the configured server up, or print its command",
+}
 
 
-def run(main: Callable[[], None]) -> None:
-    """Call `main`; a `UserError`, or a file that the system refuses, becomes one line on stderr and exit status 1, never a traceback.
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one command; print a user's error as one line on stderr and exit with status 1."""
+    arguments = parser(sys.argv[1:] if argv is None else argv)
+    run_command(lambda: arguments.main(arguments))
 
-    TERM, as from `scancel` or at a time limit, raises SystemExit(143) in `main`, so that it clears up behind itself; a second one ends it
-    at once.
+
+def parser(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the command line.
+
+    Args:
+        argv: the command's name and its arguments.
+
+    Returns:
+        the arguments; `main` is the function that takes them.
     """
-    process = os.getpid()
+    top = argparse.ArgumentParser(
+        prog="draftstates",
+        description="Look at, check and pass on what the workflow has made.",
+        epilog="draftstates COMMAND --help describes a command.",
+    )
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, line in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=line, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        if [name] == list(argv[:1]):
+            _fill(command, importlib.import_module(f"draftstates.commands.{name}"))
+    return top.parse_args(argv)
 
-    def leave(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if os.getpid() != process:  # a forked worker: nothing to clear up, and its pool waits for its end
-            os.kill(os.getpid(), signal.SIGTERM)
-        sys.exit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        main()
-    except UserError as error:
-        sys.exit(f"error: {error}")
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            where = error.filename or "where this step writes"  # a write that finds no room does not say of which file
-            sys.exit(f"error: {where}: {error.strerror}; make room and run again")
-        if error.filename is None:
-            raise  # of no file that the user named
-        sys.exit(f"error: {error.filename}: {error.strerror}")
-    except KeyboardInterrupt:
-        sys.exit(130)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _fill(command: argparse.ArgumentParser, module: ModuleType) -> None:
+    """Fill a command's parser from its module: description, example, arguments, function."""
+    command.description = module.__doc__
+    command.epilog = f"example:\n  {module.EXAMPLE}"
+    module.add_arguments(command)
+    command.set_defaults(main=module.main)
+
+
+if __name__ == "__main__":
+    main()

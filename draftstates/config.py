@@ -1,230 +1,604 @@
-"""The configuration: read, checked against `schemas/config.schema.yaml`, defaults filled in.
+"""The configuration: each key with its type, default, check and help in one place.
 
-A configuration is a plain dict with every key of the schema present and sizes as numbers of bytes.
+To add a key, add one typed field to its section; `make schema` then writes it to
+`schemas/config.schema.yaml`, the reference for users. Stages take the section that they need, or a
+class that inherits from sections, so that no default exists twice.
 """
 
-import copy
+import datetime
 import hashlib
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
 import yaml
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from draftstates.config_problems import not_plain, problems
+from draftstates.config_problems import not_plain, problems, refusal
+from draftstates.config_types import (
+    FROM_TEXT,
+    NAME,
+    Bytes,
+    ConfiguredPath,
+    Count,
+    Date,
+    Dtype,
+    FinalNorm,
+    Fraction,
+    LayerNumbers,
+    Layers,
+    Name,
+    Natural,
+    Positive,
+    SampleIds,
+    Section,
+    as_schema,
+)
 from draftstates.errors import UserError
-from draftstates.layers import chosen_layers
+from draftstates.files import publish_text
+from draftstates.paths import Results
 
-SCHEMA = Path(__file__).parent.parent / "schemas" / "config.schema.yaml"
-_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]+)?")  # Python refuses to read thousands of digits; more than 18 stay text, which no number is
+Column = Literal[
+    "messages",
+    "role",
+    "content",
+    "tools",
+    "system",
+    "instruction",
+    "input",
+    "output",
+    "prompt",
+    "completion",
+    "input_ids",
+    "loss_mask",
+]
+Trainer = Literal["speculators", "specforge", "model_optimizer", "deepspec"]
+
+# the date for templates that ask for today's: with the true date, the ids would change every day
+TEMPLATE_DATE = datetime.date(2024, 7, 26)
 
 
-def load(path: Path) -> dict[str, Any]:
+# ---- Keys --------------------------------------------------------------------------------------
+
+
+class RowOptions(Section):
+    """Options by which rows are read from the files of a source."""
+
+    format: Literal["auto", "messages", "sharegpt", "alpaca", "completion", "tokens"] = Field(
+        "auto", description="how a row holds its conversation; auto decides by the row's columns"
+    )
+    columns: dict[Column, str] = Field(
+        {}, description="the columns that this source calls otherwise, standard name: its name"
+    )
+    limit: Count | None = Field(None, description="read only this many rows; null for all")
+    weight: Annotated[float, Field(gt=0, le=1), FROM_TEXT] = Field(
+        1.0, description="share of the rows to keep, chosen by their content"
+    )
+
+
+class Source(RowOptions):
+    """One source of conversations."""
+
+    name: Name = Field(
+        description="letters, digits, dot, dash or underscore; it names the source's outputs, so"
+        " each source needs another name"
+    )
+    files: Annotated[list[ConfiguredPath], Field(min_length=1)] = Field(
+        description="JSONL, JSON (also .gz or .zst), Parquet or Arrow files, or folders made by"
+        " datasets' save_to_disk"
+    )
+
+
+class SampleOptions(Section):
+    """Options by which the conversations of all sources become samples."""
+
+    max_tokens: Annotated[int, Field(ge=2), FROM_TEXT] = Field(
+        description="longest sample in tokens"
+    )
+    over_long: Literal["skip", "cut"] = Field(
+        "skip", description="a longer sample is skipped, or cut at the end of a turn"
+    )
+    deduplicate: bool = Field(
+        True, description="skip a sample that has the tokens and the loss_mask of an earlier one"
+    )
+    train_on: Literal["all", "last"] = Field(
+        "all", description="the assistant turns whose tokens are supervised"
+    )
+    include_reasoning: bool = Field(
+        True, description="reasoning tokens are supervised; they are rendered in any case"
+    )
+    rewritten_history: Literal["split", "last", "skip"] = Field(
+        "split",
+        description="where the template renders earlier turns differently once later turns follow"
+        " (Qwen3 drops earlier reasoning): one sample for each turn, a sample of the last turn"
+        " alone, or no sample",
+    )
+    chat_template: ConfiguredPath | None = Field(
+        None, description="a Jinja file to use instead of the tokenizer's own template"
+    )
+    template_arguments: dict[str, Any] = Field(
+        {}, description="arguments for the template, such as enable_thinking: false"
+    )
+    template_date: Date = Field(
+        TEMPLATE_DATE,
+        description="the date that a template finds where it asks for today's, so that input_ids"
+        " are the same on any day",
+    )
+    end_tokens: list[Annotated[str, Field(min_length=1)]] = Field(
+        [], description="tokens that end a turn, beyond those that the model's files name"
+    )
+    max_skipped_fraction: Fraction = Field(
+        0.2,
+        description="a larger share of bad rows stops the run (duplicates, over-long rows and rows"
+        " that weight leaves out do not count)",
+    )
+
+
+class Data(SampleOptions):
+    """The conversations, and the options by which they become samples."""
+
+    sources: Annotated[list[Source], Field(min_length=1)] = Field(
+        description="where the conversations are, each source with a name and its files"
+    )
+
+    @field_validator("sources")
+    @classmethod
+    def _name_each_differently(cls, sources: list[Source]) -> list[Source]:
+        names = [source.name for source in sources]
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            raise refusal(
+                f"expected a different name for each source, found {name} {names.count(name)} times"
+            )
+        return sources
+
+    def source(self, name: str) -> Source:
+        """Return the source with a name.
+
+        Raises:
+            UserError: the configuration has no such source.
+        """
+        known = {source.name: source for source in self.sources}
+        if name not in known:
+            raise UserError(f"data.sources: no source named {name!r}; there are {', '.join(known)}")
+        return known[name]
+
+
+class RemoteCode(Section):
+    """The permission to run code that comes with the model."""
+
+    trust_remote_code: bool = Field(
+        False, description="run Python code that comes with the model and its tokenizer"
+    )
+
+
+class Model(RemoteCode):
+    """The target model."""
+
+    path: ConfiguredPath = Field(
+        description="folder of the model, in Hugging Face's layout with safetensors"
+    )
+    name: Name | None = Field(
+        None,
+        validate_default=True,
+        description="name for people, in the manifest and in the capture folder's name; null for"
+        " the name of the model's folder",
+    )
+    prepare: Literal["none", "smollm2"] = Field(
+        "none",
+        description="smollm2 makes the demo's model at `path` first; none expects a model there",
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _take_the_folders_name(cls, name: str | None, info: ValidationInfo) -> str | None:
+        if name is not None or "path" not in info.data:
+            return name
+        name = info.data["path"].resolve().name
+        if not re.fullmatch(NAME, name):
+            raise refusal(f"missing: the folder's name, {name!r}, cannot name a results folder")
+        return name
+
+
+class CaptureOptions(Section):
+    """The states to capture of each token."""
+
+    residual_layers: Layers = Field(
+        "eagle3",
+        description="eagle3 stands for r_2, r_{N//2}, r_{N-3}; a list of ascending k names each"
+        " r_k, the residual stream after k decoder layers",
+    )
+    final_norm: FinalNorm = Field(
+        "post_norm", description="whether the final state is taken after or before the final norm"
+    )
+    stored_dtype: Dtype = Field("bfloat16", description="number format of the stored states")
+    compute_dtype: Dtype = Field(
+        "bfloat16", description="number format that the server computes in"
+    )
+
+
+class Shards(Section):
+    """Sizes of the shard files."""
+
+    min_bytes: Bytes = Field(2 << 30, description="smallest shard, but for the last of a source")
+    max_bytes: Bytes = Field(16 << 30, description="largest shard, at least twice min_bytes")
+
+    @model_validator(mode="after")
+    def _leave_room_to_cut(self) -> Self:
+        if self.max_bytes < 2 * self.min_bytes:
+            raise refusal(
+                f"expected at least twice shards.min_bytes ({self.min_bytes:,}), found"
+                f" {self.max_bytes:,}",
+                key="max_bytes",
+            )
+        return self
+
+
+class Checks(Section):
+    """The number of prefix recaptures."""
+
+    recapture_fraction: Fraction = Field(
+        0.01,
+        description="fraction of the samples that is captured once more as a prefix and compared",
+    )
+    recapture_minimum: Count = Field(
+        3, description="samples of each shard that are captured once more, at least"
+    )
+
+
+class Slurm(Section):
+    """Options for submitting and watching server jobs, where the launcher is slurm."""
+
+    sbatch: list[Annotated[str, Field(pattern="^--?[A-Za-z]")]] = Field(
+        [], description="arguments of sbatch for one server, such as --partition=gpu"
+    )
+    interface: str | None = Field(
+        None,
+        description="network interface whose address a server binds; null for the one by which its"
+        " node reaches Snakemake's host",
+    )
+    drain_seconds: Annotated[float, Field(ge=0), FROM_TEXT] = Field(
+        1800.0,
+        description="so long before its time limit a job gets no more shards and another job is"
+        " submitted; longer than one shard takes",
+    )
+    queue_seconds: Positive = Field(86400.0, description="longest wait for a job to start")
+    heartbeat_seconds: Annotated[float, Field(ge=5), FROM_TEXT] = Field(
+        120.0,
+        description="server jobs and clients end when they have not heard of their run for so long",
+    )
+    poll_seconds: Annotated[float, Field(ge=1), FROM_TEXT] = Field(
+        15.0, description="time between two looks at the queue"
+    )
+
+
+class LeaseOptions(Section):
+    """The keys that a client of the server needs."""
+
+    launcher: Literal["local", "slurm", "external"] = Field(
+        "local",
+        description="local starts SGLang on this machine; slurm starts it as jobs of its own;"
+        " external uses a server that runs already",
+    )
+    url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = Field(
+        None, description="address of an external server"
+    )
+    api_key_file: ConfiguredPath | None = Field(
+        None, description="file that holds an external server's key"
+    )
+    replicas: Count = Field(
+        1,
+        description="servers to start, each with the whole model and GPUs of its own; shards are"
+        " spread over them",
+    )
+    restarts: Natural = Field(
+        2, description="how often a replica that fails while others serve is started again"
+    )
+    slurm: Slurm = Field(
+        default_factory=Slurm, description="the servers' jobs, where the launcher is slurm"
+    )
+    start_seconds: Positive = Field(
+        1800.0, description="time from the start of a server until its self-test must have passed"
+    )
+    idle_seconds: Positive = Field(
+        60.0,
+        description="the server ends when nobody has used it for so long; in a Slurm job, for at"
+        " least as long as it took to start",
+    )
+    stop_seconds: Positive = Field(
+        5.0, description="time between asking the server to end and killing it"
+    )
+
+    @model_validator(mode="after")
+    def _need_an_address(self) -> Self:
+        if self.launcher == "external" and not self.url:
+            raise refusal(
+                "missing: the launcher external needs the address of a server that runs already",
+                key="url",
+            )
+        return self
+
+
+_NOT_FOR_ARGS = {
+    flag: reason
+    for flags, reason in (
+        ("--model-path --model", "use model.path"),
+        ("--dtype", "use capture.compute_dtype"),
+        ("--config --host --port --api-key", "the workflow sets it"),
+        (
+            "--quantization --quantization-param-path --torchao-config --kv-cache-dtype"
+            " --load-format",
+            "it changes the captured numbers, and the capture key would not tell",
+        ),
+        ("--tp --tp-size --tensor-parallel-size", "use server.tensor_parallel"),
+        (
+            "--dp --dp-size --data-parallel-size --attn-dp-size --enable-dp-attention",
+            "use server.replicas, or server.data_parallel_attention",
+        ),
+        (
+            "--pp --pp-size --pipeline-parallel-size",
+            "a pipeline parallel server cannot be captured",
+        ),
+        ("--nnodes", "a server is on one node; use server.replicas"),
+    )
+    for flag in flags.split()
+}
+
+
+def _misplaced(argument: str) -> str | None:
+    """Return the reason why an argument for SGLang is refused, or None."""
+    given = argument.split("=")[0].replace("_", "-")
+    if not given.startswith("--"):
+        return None
+    # SGLang accepts abbreviated flags too
+    meant = [flag for flag in _NOT_FOR_ARGS if flag == given] or [
+        flag for flag in _NOT_FOR_ARGS if flag.startswith(given)
+    ]
+    return f"{given} is not accepted here: {_NOT_FOR_ARGS[meant[0]]}" if meant else None
+
+
+class Server(LeaseOptions):
+    """The SGLang servers that capture."""
+
+    device: Literal["auto", "cuda", "cpu"] = Field(
+        "auto",
+        description="what the server computes on; auto uses GPUs where the machine has them, and"
+        " always in Slurm jobs",
+    )
+    tensor_parallel: Count = Field(1, description="GPUs of one server")
+    data_parallel_attention: Count = Field(
+        1,
+        description="ranks that attention is split into by requests, a divisor of tensor_parallel;"
+        " SGLang divides the tokens of a prefill chunk by it, and each rank writes by itself, with"
+        " queue_bytes of its own",
+    )
+    args: list[str] = Field(
+        [],
+        description="more arguments for SGLang, each a string; refused are those that other keys"
+        " set, pipeline parallel, several nodes, prefill graphs, and those that change the captured"
+        " numbers without the capture key, such as --quantization",
+    )
+    env: dict[str, str] = Field(
+        {}, description="environment variables for SGLang, each value a string"
+    )
+    state: ConfiguredPath | None = Field(
+        None,
+        description="folder for the server's locks, on a disk of this machine, or for slurm on a"
+        " disk that all nodes share; null for .server below the results",
+    )
+    queue_bytes: Bytes = Field(
+        2 << 30,
+        description="host memory for states on their way to the disk, of each rank that writes"
+        " (one; with data parallel attention, each rank); on a GPU it is pinned at the start",
+    )
+    writers: Count = Field(8, description="threads that write")
+
+    @field_validator("args")
+    @classmethod
+    def _refuse_misplaced(cls, args: list[str]) -> list[str]:
+        if found := [reason for argument in args if (reason := _misplaced(argument))]:
+            raise refusal("; ".join(found))
+        return args
+
+    @model_validator(mode="after")
+    def _divide_ranks(self) -> Self:
+        if self.tensor_parallel % self.data_parallel_attention:
+            raise refusal(
+                f"expected a divisor of tensor_parallel, {self.tensor_parallel}, found"
+                f" {self.data_parallel_attention}",
+                key="data_parallel_attention",
+            )
+        return self
+
+
+class Containers(Section):
+    """Apptainer images."""
+
+    tools: ConfiguredPath | None = Field(
+        None,
+        description="image of all steps, used with --software-deployment-method apptainer",
+    )
+    sglang: ConfiguredPath | None = Field(
+        None, description="image of the server that the launchers local and slurm start"
+    )
+    sglang_args: list[str] = Field(
+        [],
+        description="more arguments for the server's apptainer exec; --nv is added by itself where"
+        " the server computes on GPUs",
+    )
+
+
+class Extract(Section):
+    """Options of the extraction of shards; none of them changes the captured states."""
+
+    tokens_in_flight: Count = Field(
+        65536, description="tokens that one extracting job has under way at the server"
+    )
+    tokens_per_second: Positive | None = Field(
+        None,
+        description="assumed rate of all servers together, for the estimate of hours alone; null"
+        " for no estimate",
+    )
+    reuse: bool = Field(
+        True,
+        description="whether a new shard takes the rows that earlier verified shards hold; false"
+        " captures them all again",
+    )
+
+
+class Export(Section):
+    """Options of the export for one trainer."""
+
+    residual_layers: LayerNumbers | None = Field(
+        None, description="the r_k to export, ascending; null for all but r_N"
+    )
+    final_norm: FinalNorm | None = Field(None, description="null for what the trainer reads")
+    dtype: Dtype | None = Field(
+        None, description="number format of the exported states; null for the stored one"
+    )
+    target_model: str | None = Field(
+        None,
+        description="the model's name in the trainer's configuration (DeepSpec compares it); null"
+        " for the captured model's",
+    )
+    split: Literal["train", "validation"] | None = Field(
+        None, description="only these samples, chosen by their own ids; null for all"
+    )
+    validation_fraction: Annotated[float, Field(gt=0, lt=1), FROM_TEXT] = Field(
+        0.05, description="share of the samples that a split holds out"
+    )
+
+
+class Configuration(Section):
+    """The configuration of a capture; a profile says how it runs (cores, partitions, retries)."""
+
+    data: Data = Field(description="the conversations, and how they become samples")
+    model: Model = Field(description="the target model")
+    capture: CaptureOptions = Field(description="what is captured of each token")
+    shards: Shards = Field(default_factory=Shards, description="sizes of the shard files")
+    max_bytes: Bytes | None = Field(
+        None,
+        description="budget for the states on the disk; null for the disk's free space alone",
+    )
+    checks: Checks = Field(
+        default_factory=Checks, description="how much is captured a second time, to compare"
+    )
+    exclude: SampleIds = Field([], description="sample ids to leave out, 32 hex digits each")
+    server: Server = Field(default_factory=Server, description="the SGLang servers that capture")
+    containers: Containers = Field(
+        default_factory=Containers,
+        description="Apptainer images, as `make images` names them; null for the host",
+    )
+    extract: Extract = Field(default_factory=Extract, description="how shards are extracted")
+    draft_vocab_size: Count | None = Field(
+        None,
+        description="tokens of the drafter's vocabulary, for its files in <results>/vocabulary and"
+        " in exports; null for no such vocabulary",
+    )
+    exports: dict[Trainer, Export] = Field(
+        {},
+        description="the trainers that get an export of their own, such as speculators: {}",
+    )
+    results: ConfiguredPath = Field(
+        Path("results"), description="folder for everything that is made"
+    )
+
+    @property
+    def state_folder(self) -> Path:
+        """Folder in which the clients and the supervisor of a server coordinate."""
+        return (self.server.state or Results(self.results).server_state).resolve()
+
+    @property
+    def resolved_path(self) -> Path:
+        """File of this configuration for the jobs of a run.
+
+        Its name is a hash of its content, so it never changes while a job uses it.
+        """
+        digest = hashlib.sha256(self.as_text().encode()).hexdigest()
+        return Results(self.results).config(digest[:16])
+
+
+# ---- Reading and writing -----------------------------------------------------------------------
+
+
+def load(path: Path) -> Configuration:
     """Read a configuration file and `resolve` it.
 
     Raises:
-        UserError: no such file, no YAML mapping, or what `resolve` refuses.
+        UserError: the file cannot be read, holds no YAML mapping, or `resolve` refuses it.
     """
     try:
         raw = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: the configuration cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, a date that there is none of, thousands of digits
+    except (yaml.YAMLError, ValueError) as error:
+        # ValueError: text that is not UTF-8, an impossible date, thousands of digits
         raise UserError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(raw, dict):
-        raise UserError(f"{path}: expected a mapping of configuration keys, found {type(raw).__name__}")
+        raise UserError(
+            f"{path}: expected a mapping of configuration keys, found {type(raw).__name__}"
+        )
     return resolve(raw, origin=str(path))
 
 
-def resolve(raw: Mapping[str, Any], *, origin: str) -> dict[str, Any]:
-    """Check a configuration and fill in what it leaves out; a resolved one comes back unchanged.
+def resolve(raw: Mapping[str, Any], *, origin: str) -> Configuration:
+    """Check a configuration and fill in the missing keys.
 
     Args:
-        origin: where it came from, for messages.
+        raw: the configuration as a YAML reader or Snakemake gives it.
+        origin: file or other origin of the configuration, for messages.
 
     Raises:
-        UserError: names every key at fault with its path, such as `data.sources[0].nmae`.
+        UserError: keys are wrong; the message names the path of each, such as
+            `data.sources[0].nmae`.
     """
-    schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
     if found := sorted(not_plain(raw)):
         raise UserError(f"{origin}: " + "; ".join(found))
-    config = json.loads(json.dumps(raw, allow_nan=False))  # plain dicts and lists, whatever a YAML reader or Snakemake made of them
-    config = _read_numbers(config, schema, schema)
-    if found := sorted(problems(config, schema)):
-        raise UserError(f"{origin}: " + "; ".join(found))
-    _fill(config, schema, schema)
-    _check_together(config, origin)
-    _name_model(config, schema, origin)
+    # a YAML reader or Snakemake may give subclasses: pydantic gets plain dicts and lists
+    plain = json.loads(json.dumps(raw, allow_nan=False))
+    try:
+        config = Configuration.model_validate(plain)
+    except ValidationError as error:
+        raise UserError(
+            f"{origin}: " + "; ".join(problems(error, Configuration.model_json_schema()))
+        ) from None
     return config
 
 
-def save_resolved(config: Mapping[str, Any]) -> None:
-    """Write a resolved configuration to its `resolved_path`, once, for the commands that the workflow starts."""
-    path = resolved_path(config)
+def save_resolved(config: Configuration) -> None:
+    """Write a configuration to its `resolved_path` where that is missing.
+
+    The commands that the workflow starts read it.
+    """
+    path = config.resolved_path
     if path.exists():
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_text(yaml.safe_dump(dict(config), allow_unicode=True, sort_keys=False), encoding="utf-8")
-    partial.rename(path)
+    publish_text(yaml.safe_dump(config.plain(), allow_unicode=True, sort_keys=False), path)
 
 
-def check_results(config: Mapping[str, Any]) -> None:
-    """See that the results can be written, before Snakemake stumbles over it.
+def check_results(results: Path) -> None:
+    """Refuse a results folder that cannot be written, before Snakemake fails at it.
 
     Raises:
-        UserError: what stands in the way.
+        UserError: the folder cannot be written; the message names the obstacle.
     """
-    folder = Path(config["results"]).absolute()
+    folder = results.absolute()
     while not os.path.lexists(folder):
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"results: {config['results']} cannot be written: {folder} is no folder that this user may write to")
-
-
-def check_model(config: Mapping[str, Any]) -> None:
-    """See that the model is there, or is made by a rule.
-
-    Raises:
-        UserError: it is not, and what to do.
-    """
-    path = Path(config["model"]["path"])
-    if config["model"]["prepare"] == "none" and not (path / "config.json").exists():
         raise UserError(
-            f"model.path: {path} has no config.json: put the model there, with tokenizer and weights, "
-            f"such as by `hf download <name> --local-dir {path}`"
+            f"results: {results} cannot be written: {folder} is no folder that this user may write"
+            " to"
         )
 
 
-def resolved_path(config: Mapping[str, Any]) -> Path:
-    """Where a resolved configuration lies: its name is a hash of its content, so it never changes under a running job."""
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
-    return Path(config["results"]) / "config" / f"{digest[:16]}.yaml"
+def schema_text() -> str:
+    """Return the text of `schemas/config.schema.yaml`."""
+    return as_schema(Configuration, title="draftstates configuration")
 
 
-def state_folder(config: Mapping[str, Any]) -> Path:
-    """Where the clients and the supervisor of a server agree."""
-    return Path(config["server"]["state"] or Path(config["results"]) / ".server").resolve()
-
-
-def _read_numbers(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> Any:
-    """The value with text made numbers where the schema wants them: sizes, and what Snakemake passes as text (--config, profiles)."""
-    schema = _followed(schema, root)
-    if _is_size(schema) and isinstance(value, str) and re.fullmatch(root["$defs"]["bytes"]["anyOf"][1]["pattern"], value):
-        return _number_of_bytes(value)
-    for choice in schema.get("anyOf", []):
-        value = _read_numbers(value, choice, root)
-    kinds = schema.get("type", [])
-    numeric = not {"integer", "number"}.isdisjoint([kinds] if isinstance(kinds, str) else kinds)
-    if numeric and isinstance(value, str) and _NUMBER.fullmatch(value):
-        return float(value) if "." in value else int(value)
-    if isinstance(value, dict):
-        known = schema.get("properties", {})
-        return {name: _read_numbers(part, known.get(name, {}), root) for name, part in value.items()}
-    if isinstance(value, list):
-        return [_read_numbers(part, schema.get("items", {}), root) for part in value]
-    return value
-
-
-def _followed(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
-    """A part of the schema with what its `$ref` names."""
-    return {**root["$defs"][schema["$ref"].rpartition("/")[2]], **schema} if "$ref" in schema else schema
-
-
-def _fill(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> None:
-    """Put the schema's defaults into mappings, in place, sizes as numbers."""
-    for name, part in schema.get("properties", {}).items():
-        part = _followed(part, root)
-        if name not in value and "default" in part:
-            value[name] = copy.deepcopy(part["default"])
-        if name not in value:
-            continue
-        if _is_size(part) and isinstance(value[name], str):
-            value[name] = _number_of_bytes(value[name])
-        if isinstance(value[name], dict):
-            _fill(value[name], part, root)
-        elif isinstance(value[name], list) and "properties" in part.get("items", {}):
-            for item in value[name]:
-                _fill(item, part["items"], root)
-
-
-def _is_size(schema: dict[str, Any]) -> bool:
-    return any(part.get("$ref") == "#/$defs/bytes" for part in [schema, *schema.get("anyOf", [])])
-
-
-def _number_of_bytes(text: str) -> int:
-    number, unit = re.fullmatch(r"([0-9.]+) ?([A-Za-z]+)", text).groups()
-    return int(float(number) * _UNITS[unit])
-
-
-def _check_together(config: dict[str, Any], origin: str) -> None:
-    """What no schema of single keys can say."""
-    names = [source["name"] for source in config["data"]["sources"]]
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        raise UserError(f"{origin}: data.sources: expected a different name for each source, found {name} {names.count(name)} times")
-    shards = config["shards"]
-    if shards["max_bytes"] < 2 * shards["min_bytes"]:
-        raise UserError(
-            f"{origin}: shards.max_bytes: expected at least twice shards.min_bytes ({shards['min_bytes']:,}), found {shards['max_bytes']:,}"
-        )
-    layers = config["capture"]["residual_layers"]
-    if isinstance(layers, list) and layers != sorted(layers):
-        raise UserError(f"{origin}: capture.residual_layers: expected ascending numbers, found {layers}")
-    _check_layers(config, origin)
-    server = config["server"]
-    if server["launcher"] == "external" and not server["url"]:
-        raise UserError(f"{origin}: server.url: missing: the launcher external needs the address of a server that runs already")
-    _check_ranks(server, origin)
-
-
-_OF_DATA_PARALLEL = ("--dp", "--dp-size", "--data-parallel-size", "--attn-dp-size", "--enable-dp-attention")
-_OF_THE_WORKFLOW = ("--config", "--host", "--port", "--api-key")
-_CHANGES_NUMBERS = ("--quantization", "--quantization-param-path", "--torchao-config", "--kv-cache-dtype", "--load-format")
-_NOT_FOR_ARGS = {
-    **dict.fromkeys(("--model-path", "--model"), "use model.path"),
-    "--dtype": "use capture.compute_dtype",
-    **dict.fromkeys(_OF_THE_WORKFLOW, "the workflow says it itself"),
-    **dict.fromkeys(_CHANGES_NUMBERS, "it changes the captured numbers, and the capture key would not tell"),
-    **dict.fromkeys(("--tp", "--tp-size", "--tensor-parallel-size"), "use server.tensor_parallel"),
-    **dict.fromkeys(_OF_DATA_PARALLEL, "use server.replicas, or server.data_parallel_attention"),
-    **dict.fromkeys(("--pp", "--pp-size", "--pipeline-parallel-size"), "a pipeline parallel server cannot be captured"),
-    "--nnodes": "a server is on one node; use server.replicas",
-}
-
-
-def _check_ranks(server: Mapping[str, Any], origin: str) -> None:
-    if server["tensor_parallel"] % server["data_parallel_attention"]:
-        raise UserError(
-            f"{origin}: server.data_parallel_attention: expected a divisor of tensor_parallel, {server['tensor_parallel']}, "
-            f"found {server['data_parallel_attention']}"
-        )
-    for argument in server["args"]:
-        given = argument.split("=")[0].replace("_", "-")
-        meant = [given] if given in _NOT_FOR_ARGS else [flag for flag in _NOT_FOR_ARGS if flag.startswith(given)]
-        if meant and given.startswith("--"):  # SGLang takes a flag that is cut short too
-            raise UserError(f"{origin}: server.args: {given} is not for here: {_NOT_FOR_ARGS[meant[0]]}")
-
-
-def _check_layers(config: dict[str, Any], origin: str) -> None:
-    """Find layers that the model does not have, where it is there already: else the plan does, after all tokenising."""
-    try:
-        model = json.loads((Path(config["model"]["path"]) / "config.json").read_bytes())
-        num_layers = model.get("text_config", model)["num_hidden_layers"]
-        chosen_layers(config["capture"]["residual_layers"], num_layers=num_layers)
-    except UserError as error:
-        raise UserError(f"{origin}: capture.{error}") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return  # no model yet, or none that can be read: the plan names it
-
-
-def _name_model(config: dict[str, Any], schema: dict[str, Any], origin: str) -> None:
-    """The folder's name where the configuration gives none: it names the results folder too, so not every name will do."""
-    if config["model"]["name"] is None:
-        name = Path(config["model"]["path"]).resolve().name
-        if not re.fullmatch(schema["properties"]["model"]["properties"]["name"]["pattern"], name):
-            raise UserError(f"{origin}: model.name: missing: the folder's name, {name!r}, cannot name a results folder")
-        config["model"]["name"] = name
+if __name__ == "__main__":
+    sys.stdout.write(schema_text())

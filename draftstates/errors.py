@@ -1,15 +1,27 @@
-"""The one error type that speaks to users."""
+"""Errors that users read, and the one way in which commands report them."""
+
+import errno
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
 
 
 class UserError(Exception):
-    """Something the user can mend; the message names the file, row or sample, what was expected and what was found."""
+    """A fault that the user can correct.
+
+    The message names the file, row or sample, the expected and the found value, and a remedy.
+    """
 
 
 class ShardRefused(UserError):
-    """A shard failed verification.
+    """The error for a shard that failed verification.
 
     Attributes:
-        origins: ids of the shards that its samples at fault were copied from.
+        origins: ids of the shards from which its samples at fault were copied.
     """
 
     def __init__(self, message: str, *, origins: frozenset[str] = frozenset()) -> None:
@@ -17,4 +29,42 @@ class ShardRefused(UserError):
         self.origins = origins
 
 
-CAPTURE_ANEW = "delete the shard and run again to capture it anew"  # what to do about a damaged one
+def capture_again(path: Path) -> str:
+    """Return the remedy for a damaged file of a shard, with the command."""
+    return f"to capture the shard again: rm -f {shlex.quote(str(path))} && snakemake --cores all"
+
+
+def run_command(main: Callable[[], None]) -> None:
+    """Call `main`, and report its errors to the user.
+
+    A `UserError`, or a file that the system refuses, becomes one line on stderr and exit status 1,
+    never a traceback. The signal TERM, as from `scancel` or at a time limit, raises SystemExit(143)
+    in `main`, so that `main` can clean up; a second TERM ends the process at once.
+    """
+    process = os.getpid()
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if os.getpid() != process:
+            # a forked worker has no files to clean up, and its pool waits for its end
+            os.kill(os.getpid(), signal.SIGTERM)
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            # the error of a write without room on the disk names no file
+            where = error.filename or "the folder that this step writes to"
+            sys.exit(f"error: {where}: {error.strerror}; make room and run again")
+        if error.filename is None:
+            # the error names no file that the user could correct: the traceback helps more
+            raise
+        sys.exit(f"error: {error.filename}: {error.strerror}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    finally:
+        signal.signal(signal.SIGTERM, before)

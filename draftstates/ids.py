@@ -1,4 +1,4 @@
-"""Content hashes: what a sample, a shard and a run of ids are called."""
+"""Content hashes: ids of samples and shards, and keyed choices."""
 
 import hashlib
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ _SHARD_DOMAIN = b"draftstates.shard.v1\0"
 
 
 def sample_id(input_ids: np.ndarray, loss_mask: np.ndarray) -> str:
-    """Name of a sample: 32 hex digits of SHA-256 over its tokens.
+    """Return the id of a sample: 32 hex digits of SHA-256 over its tokens.
 
     Args:
         input_ids: int [T].
@@ -30,16 +30,16 @@ def sample_id(input_ids: np.ndarray, loss_mask: np.ndarray) -> str:
 
 
 def shard_id(sample_ids: Sequence[str]) -> str:
-    """Name of a shard: 32 hex digits of SHA-256 over its samples' names, in order."""
+    """Return the id of a shard: 32 hex digits of SHA-256 over its sample ids, in order."""
     return hashlib.sha256(_SHARD_DOMAIN + "\n".join(sample_ids).encode()).hexdigest()[:32]
 
 
 def ids_hash(input_ids: np.ndarray) -> str:
-    """16 hex digits (XXH3-64) that bind a receipt to the ids that were sent, int [T]."""
+    """Return the hash that binds a receipt to the sent ids, int [T]: 16 hex digits (XXH3-64)."""
     return xxhash.xxh3_64_hexdigest(np.ascontiguousarray(input_ids, dtype="<i4").data)
 
 
 def keyed_fraction(name: str, *, key: str) -> float:
-    """A number in [0, 1), the same for the same name and key everywhere: keyed choices without state."""
+    """Return a number in [0, 1), for keyed choices, that depends on `name` and `key` alone."""
     digest = hashlib.sha256(f"{key}\0{name}".encode()).digest()
     return int.from_bytes(digest[:8], "little") / 2**64

@@ -1,6 +1,7 @@
-"""What decides the numbers in a shard: the capture key, and what is counted by it.
+"""The capture spec: all that decides the numbers in a shard, its key, and the sizes that follow.
 
-It imports torch only where a dtype is asked for: that takes seconds, and jobs that need none start by the thousand.
+The module imports torch only where a dtype is needed: the import takes seconds, and a run has
+thousands of jobs.
 """
 
 from __future__ import annotations
@@ -8,26 +9,39 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftstates.documents import Items, Record
 from draftstates.errors import UserError
 
 if TYPE_CHECKING:
     import torch
 
-FORMAT_VERSION = 1  # of the shard file
-STORED_DTYPES = {"bfloat16": ("BF16", 2), "float16": ("F16", 2), "float32": ("F32", 4)}  # torch's name: safetensors' code, bytes
+# version of the shard file's format
+FORMAT_VERSION = 2
+# torch's name of a dtype to safetensors' code and the bytes of an element
+STORED_DTYPES = {
+    "bfloat16": ("BF16", 2),
+    "float16": ("F16", 2),
+    "float32": ("F32", 4),
+}
+# bytes of a token: input_ids int32, loss_mask uint8
+_ID_AND_MASK_BYTES = 5
+# bytes of a sample: its place in `offsets`, int64
+OFFSET_BYTES = 8
 FINAL_NORMS = ("post_norm", "pre_norm")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CaptureSpec:
-    """What decides the numbers in a shard. Its `key` is the capture key; outputs live below it.
+class CaptureSpec(Record):
+    """All that decides the numbers in a shard; its `key` is the capture key.
 
-    `model` is a name for people; `model_digest` is the content (see `draftstates.model.digest`) and alone enters the key.
+    Attributes:
+        model: name of the target model for people; it does not enter the key.
+        model_digest: digest of the target model's content.
+        residual_layers: ascending k of the captured r_k.
     """
 
     model: str
@@ -37,7 +51,7 @@ class CaptureSpec:
     stored_dtype: str
     num_layers: int
     hidden_size: int
-    residual_layers: tuple[int, ...]
+    residual_layers: Items[int]
     final_norm: str
 
     def __post_init__(self) -> None:
@@ -46,56 +60,58 @@ class CaptureSpec:
         if list(layers) != sorted(set(layers)) or not layers:
             raise UserError(f"residual_layers must be ascending and distinct, found {list(layers)}")
         if layers[0] < 0 or layers[-1] > self.num_layers:
-            raise UserError(f"residual_layers must lie in 0..{self.num_layers} for {self.model}, found {list(layers)}")
+            raise UserError(
+                f"residual_layers must lie in 0..{self.num_layers} for {self.model}, found"
+                f" {list(layers)}"
+            )
         if self.stored_dtype not in STORED_DTYPES:
-            raise UserError(f"stored_dtype must be one of {sorted(STORED_DTYPES)}, found {self.stored_dtype!r}")
+            raise UserError(
+                f"stored_dtype must be one of {sorted(STORED_DTYPES)}, found {self.stored_dtype!r}"
+            )
         if self.final_norm not in FINAL_NORMS:
-            raise UserError(f"final_norm must be one of {list(FINAL_NORMS)}, found {self.final_norm!r}")
+            raise UserError(
+                f"final_norm must be one of {list(FINAL_NORMS)}, found {self.final_norm!r}"
+            )
 
     @cached_property
     def key(self) -> str:
         """The capture key, 64 hex digits."""
-        fields = {name: value for name, value in dataclasses.asdict(self).items() if name != "model"}
-        return hashlib.sha256(json.dumps({**fields, "format_version": FORMAT_VERSION}, sort_keys=True).encode()).hexdigest()
+        fields = {
+            name: value for name, value in dataclasses.asdict(self).items() if name != "model"
+        }
+        return hashlib.sha256(
+            json.dumps({**fields, "format_version": FORMAT_VERSION}, sort_keys=True).encode()
+        ).hexdigest()
 
-    @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> CaptureSpec:
-        """A capture as a plan holds it: its fields and their `key`.
-
-        Raises:
-            UserError, KeyError, TypeError: a field is missing, unknown or impossible.
-            ValueError: the key is not that of the fields.
-        """
-        spec = cls(**{name: value for name, value in fields.items() if name != "key"})
-        if spec.key != fields["key"]:
-            raise ValueError(f"a capture changed since it was planned: its fields make key {spec.key[:16]}, found {fields['key'][:16]}")
-        return spec
-
-    @classmethod
-    def from_plan(cls, plan: Path) -> CaptureSpec:
-        """The capture that a plan was made for (`capture` in plan.json).
-
-        Raises:
-            UserError: no such plan, or its key is not that of its fields (it was changed, or made by another version).
-        """
-        try:
-            return cls.from_fields(json.loads(plan.read_text())["capture"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{plan}: no capture can be read from it: {type(error).__name__}: {error}; plan again") from error
+    def document(self) -> dict[str, Any]:
+        """Return the fields and their `key`."""
+        return {**dataclasses.asdict(self), "key": self.key}
 
     @property
-    def run_name(self) -> str:
-        """Folder of this capture's outputs below `results/`."""
+    def folder_name(self) -> str:
+        """Name of the capture folder below `results/`."""
         return f"{self.model}-{self.key[:8]}"
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of states that one token takes: K aux layers and the final state."""
+        """Bytes of one token's states: K layers and the final state."""
         return (len(self.residual_layers) + 1) * self.final_row_bytes
 
     @property
     def final_row_bytes(self) -> int:
         return self.hidden_size * STORED_DTYPES[self.stored_dtype][1]
+
+    def shard_bytes(self, *, samples: int, tokens: int) -> int:
+        """Return the bytes of a shard file without its header.
+
+        The header takes 4 KiB and about 40 bytes a sample.
+        """
+        return tokens * self.token_bytes + (samples + 1) * OFFSET_BYTES
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes that one token takes in a shard: its states, its id and its mask value."""
+        return self.row_bytes + _ID_AND_MASK_BYTES
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -103,7 +119,38 @@ class CaptureSpec:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The number format that one of STORED_DTYPES names."""
+    """Return torch's dtype for a name in STORED_DTYPES."""
     import torch
 
     return getattr(torch, name)
+
+
+def eagle3_layers(num_layers: int) -> tuple[int, int, int]:
+    """Return the three r_k that EAGLE-3 reads by default: k = 2, N//2, N-3.
+
+    Raises:
+        UserError: the model has fewer than 7 layers, so that the three do not ascend.
+    """
+    layers = (2, num_layers // 2, num_layers - 3)
+    if not 2 < layers[1] < layers[2]:
+        raise UserError(
+            f"residual_layers: eagle3 needs at least 7 layers, the model has {num_layers}: list the"
+            " layers instead"
+        )
+    return layers
+
+
+def chosen_layers(layers: str | Sequence[int], *, num_layers: int) -> tuple[int, ...]:
+    """Return the configuration's `residual_layers` ("eagle3" or ascending k) as k.
+
+    Raises:
+        UserError: a k is larger than `num_layers`.
+    """
+    if layers == "eagle3":
+        return eagle3_layers(num_layers)
+    if layers and max(layers) > num_layers:
+        raise UserError(
+            f"residual_layers: expected k in 0..{num_layers}, as many layers as the model has,"
+            f" found {list(layers)}"
+        )
+    return tuple(layers)

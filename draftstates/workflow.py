@@ -1,8 +1,11 @@
-"""What the workflow's rules ask: which sources decide a rule's result, which shards are there, and the environment of its commands.
+"""Functions for the workflow's rules.
 
-Everything here is cheap: Snakemake parses its files again for every job on a cluster.
+They name the sources that decide a rule's result and the shards that exist, and set the environment
+of the rules' commands. Every function is cheap, since Snakemake parses its files in every job on a
+cluster.
 """
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -11,60 +14,127 @@ import re
 import shlex
 import socket
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
-from draftstates.config import resolved_path, state_folder
-from draftstates.containers import check_image, files_digest, scratch, step_environment
+from draftstates.config import Configuration
+from draftstates.containers import check_image, scratch, step_environment
 from draftstates.errors import UserError
+from draftstates.files import files_digest
+from draftstates.model import digest as content
+from draftstates.model.folder import ModelFolder
+from draftstates.paths import Results
+from draftstates.records import Plan
 from draftstates.server.processes import adopt_ownership, owner
 from draftstates.server.slurm import run as slurm
 from draftstates.server.starter import launch_starter
 from draftstates.server.state import State
 
 PACKAGE = Path(__file__).parent
-SHARD_PARTS = (".safetensors", ".probe.safetensors", ".receipts.json")
-ANY_RUN = "[^/]+"
-_WITH_VOCABULARY = ("speculators", "specforge")  # the others draft with the model's own, or make theirs
+_IMPORT = re.compile(r"^ *from (draftstates[\w.]*) import (\([^)]*|[^\n#]*)", re.MULTILINE)
+# these modules carry a result, or refuse to make one, but do not decide its content
+DECIDES_NOTHING = {
+    "errors.py",
+    "config.py",
+    "config_problems.py",
+    "config_types.py",
+    "containers.py",
+    "paths.py",
+    "extract/staging.py",
+}
+# the clocks of a machine and of its file server may differ by this, and most jobs take longer
+_CLOCK_SECONDS = 60.0
+_MOST_TOUCHED = 8
+ANY_CAPTURE = "[^/]+"
+# the other trainers use the target model's vocabulary, or make their own
+_WITH_VOCABULARY = (
+    "speculators",
+    "specforge",
+)
 _NO_IMAGE = "envs/tools.sif"
-_TOKENIZER_FILES = ("tokenizer*", "*.jinja", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model", "*.py")
-_TOKENIZER_FILES += ("*.tiktoken", "additional_chat_templates/*.jinja")
-_TOKENIZER_FILES += ("config.json", "generation_config.json")  # they name end tokens, which are targets, and the tokenizer's class
 
 
-def source_digest(*parts: str) -> str:
-    """Hash of the package's source files that decide a rule's result: a rule with it in `params` is stale when they change.
+def source_digest(*folders: str) -> str:
+    """Return a hash of the code that decides a rule's result.
+
+    A rule that has it in `params` is stale when that code changes.
 
     Args:
-        parts: modules or folders of modules, relative to the package, such as `ids.py` or `tokens`.
+        folders: folders of the package whose modules the rule runs.
     """
-    paths = [PACKAGE / part for part in parts]
-    files = [file for path in paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
-    return files_digest(files, root=PACKAGE)[:16]
+    return files_digest((PACKAGE / name for name in deciding_modules(*folders)), root=PACKAGE)[:16]
+
+
+def deciding_modules(*folders: str) -> list[str]:
+    """Return the modules of folders of the package, and all modules that these import.
+
+    They are sorted paths relative to the package. Imports of `DECIDES_NOTHING` are left out.
+
+    Raises:
+        FileNotFoundError: a folder has no modules.
+    """
+    pending: set[str] = set()
+    for folder in folders:
+        modules = {
+            path.relative_to(PACKAGE).as_posix() for path in (PACKAGE / folder).rglob("*.py")
+        }
+        if not modules:
+            raise FileNotFoundError(f"{PACKAGE / folder}: expected a folder of modules")
+        pending |= modules
+    found: set[str] = set()
+    while pending:
+        name = pending.pop()
+        found.add(name)
+        pending |= _imports((PACKAGE / name).read_text(encoding="utf-8")) - found - DECIDES_NOTHING
+    return sorted(found)
+
+
+def _imports(source: str) -> set[str]:
+    """Return the modules of the package that a module imports, at its top or within a function.
+
+    They are paths relative to the package.
+    """
+    found = set()
+    for place, names in _IMPORT.findall(source):
+        parts = place.removeprefix("draftstates").removeprefix(".").split(".")
+        paths = [
+            "/".join(parts),
+            *(
+                "/".join([*filter(None, parts), name.split(" ")[0]])
+                for name in re.split(r",\s*", names.strip("( \n"))
+            ),
+        ]
+        found |= {f"{path}.py" for path in paths if (PACKAGE / f"{path}.py").is_file()}
+    return found
 
 
 def model_digest(folder: Path) -> str:
-    """The model's content; `not there` until the rule that makes it has run (Snakemake asks again before the job)."""
-    if not (folder / "config.json").exists():
-        return "not there"
-    from draftstates import model  # most jobs never ask
+    """Return the digest of the model's content.
 
-    return model.digest(folder)
+    It is `not there` until the rule that makes the model has run; Snakemake asks a second time
+    before the job.
+    """
+    model = ModelFolder(folder)
+    return content.model_digest(model) if model.exists() else "not there"
 
 
 def tokenizer_digest(folder: Path) -> str:
-    """Hash of the files that decide what text becomes which tokens; like `model_digest` where there is no model yet."""
-    if not (folder / "config.json").exists():
-        return "not there"
-    return files_digest(sorted({file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern)}), root=folder)[:16]
+    """Return a hash of the files that decide the tokens of a text.
+
+    It is `not there` while the model is missing, as in `model_digest`.
+    """
+    model = ModelFolder(folder)
+    return content.tokenizer_digest(model) if model.exists() else "not there"
 
 
-def data_digest(names: Iterable[str]) -> str:
-    """Hash of the name, size and modification time of data files, and of every file in folders among them; none is read.
+def data_digest(names: Iterable[Path]) -> str:
+    """Return a hash of the name, size and modification time of data files; no file is read.
 
-    As a parameter it shows what Snakemake's own look at times does not: a file that is older than the outputs and yet not the one that
-    they were made of, and a file in a folder whose own time stayed. What is not there is left to the rule that needs it.
+    Of a folder, every file in it counts. As a parameter of a rule the hash shows two changes that
+    Snakemake's own comparison of times does not: a replaced file that is older than the outputs,
+    and a changed file in a folder whose own time did not change. A missing file is no error: the
+    rule that needs the file refuses.
     """
     digest = hashlib.sha256()
     for name in names:
@@ -78,120 +148,245 @@ def data_digest(names: Iterable[str]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _files_of(name: str) -> Iterator[str]:
+def _files_of(name: Path) -> Iterator[str]:
     if not os.path.isdir(name):
-        yield name
+        yield str(name)
     for folder, folders, files in os.walk(name):
         folders.sort()
         yield from (os.path.join(folder, file) for file in sorted(files))
 
 
-def vocabulary_name(plan: Mapping[str, Any], model: Path, draft_size: int) -> str:
-    """Name of the folder of a plan's vocabulary: of its content, so that another plan, model or size gives another."""
-    from draftstates import vocab  # numpy, which most jobs never need
+def check_times(names: Iterable[str | Path], *, results: Path, now: float | None = None) -> None:
+    """Refuse files that are dated in the future, before anything starts.
 
-    return vocab.vocabulary_key(plan, draft_size=draft_size, target_size=vocab.model_vocab_size(model))
+    Snakemake fails every job that reads such a file, since the job's outputs would be older. It
+    takes such an output for up to date even when its inputs change.
+
+    Args:
+        names: files and folders that the run reads, such as the data; missing ones are left out.
+        results: the results folder; all its files that are inputs or outputs are checked.
+        now: present time in seconds since 1970; None for the clock's time.
+
+    Raises:
+        UserError: a file is dated in the future; the message names the first file, its time, the
+            present time and the command that corrects it.
+    """
+    now = time.time() if now is None else now
+    ahead: dict[str, float] = {}
+    for path in [*map(str, names), *map(str, Results(results).made_by_rules())]:
+        with contextlib.suppress(OSError):
+            modified = os.stat(path).st_mtime
+            if modified > now + _CLOCK_SECONDS:
+                ahead[path] = modified
+    if not ahead:
+        return
+    first, modified = next(iter(ahead.items()))
+    more = f" ({len(ahead) - 1} more files too)" if len(ahead) > 1 else ""
+    raise UserError(
+        f"{first}: expected a modification time that is not in the future, found"
+        f" {_local(modified)}, now it is {_local(now)}{more}; run: {_touch(list(ahead), results)}"
+    )
 
 
-def export_options(config: Mapping[str, Any], trainer: str) -> str:
-    """Arguments of `scripts/export.py` for one trainer, quoted for a shell; few for one that the configuration does not name."""
-    chosen = dict(config["exports"].get(trainer, {}))
+def _local(seconds: float) -> str:
+    return time.strftime("%F %T", time.localtime(seconds))
+
+
+def _touch(paths: list[str], results: Path) -> str:
+    """Return the command that sets the modification time of files to the present time."""
+    if len(paths) <= _MOST_TOUCHED:
+        return shlex.join(["touch", *paths])
+    elsewhere = [path for path in paths if not Path(path).is_relative_to(results)]
+    command = ["find", *elsewhere, str(results), "-newermt", "now", "-exec", "touch", "{}", "+"]
+    return shlex.join(command)
+
+
+def check_exports(config: Configuration) -> None:
+    """Refuse exports that the configured capture does not allow, before anything runs.
+
+    The import of torch takes seconds, so it happens only if exports are configured. A model that a
+    rule still has to make is compared by the plan.
+
+    Raises:
+        UserError: names the export, what was expected and what was found.
+    """
+    model = ModelFolder(config.model.path)
+    if (config.exports or config.draft_vocab_size) and model.exists():
+        from draftstates.exports import possible
+
+        chosen = dict(config.capture)
+        spec = content.capture_spec(model, name=config.model.name, capture=chosen)
+        possible.check_exports(config, spec=spec)
+
+
+def vocabulary_name(plan: Plan, model: Path, draft_size: int) -> str:
+    """Return the name of the folder of a plan's vocabulary.
+
+    It is a hash of the vocabulary's inputs: another plan, model or size gives another name.
+    """
+    # this import loads numpy, which most jobs do not need
+    from draftstates.exports.vocabulary import vocabulary_key
+
+    size = ModelFolder(model).vocab_size
+    return vocabulary_key(plan, draft_size=draft_size, target_size=size)
+
+
+def export_options(config: Configuration, trainer: str) -> str:
+    """Return the arguments of `draftstates export` for one trainer, quoted for a shell.
+
+    A trainer that the configuration does not name gets no arguments but the vocabulary's size.
+    """
+    chosen = dict(config.exports.get(trainer, {}))
     if layers := chosen.pop("residual_layers", None):
         chosen["layers"] = ",".join(map(str, layers))
     if trainer in _WITH_VOCABULARY:
-        chosen["draft_vocab_size"] = config["draft_vocab_size"]
-    flags = [(f"--{name.replace('_', '-')}", str(value)) for name, value in sorted(chosen.items()) if value is not None]
+        chosen["draft_vocab_size"] = config.draft_vocab_size
+    flags = [
+        (f"--{name.replace('_', '-')}", str(value))
+        for name, value in sorted(chosen.items())
+        if value is not None
+    ]
     return shlex.join(part for flag in flags for part in flag)
 
 
-def runs_without_present_shards(results: Path) -> str:
-    """Regular expression for the wildcard `run` that refuses every shard whose files are all there.
+def captures_without_present_shards(results: Path) -> str:
+    """Return a regular expression for the wildcard `capture` that excludes every complete shard.
 
-    What is captured depends on capture key and shard id alone, and both are in the path. So no rule makes a shard that is
-    there, and no change of rule text, script, parameter, image or age can have it made again; deleting it does.
+    The captured states depend on capture key and shard id alone, and both are in the path. So no
+    rule makes a shard whose files all exist, and no change of rule text, script, parameter, image
+    or age captures it a second time. To capture it a second time, delete it.
     """
-    present = sorted(re.escape(f"{run}/shards/{name}") for run, name in _present_shards(results))
-    return rf"(?!(?:{'|'.join(present)})\.){ANY_RUN}" if present else ANY_RUN
+    present = sorted(
+        re.escape(str(capture.shard(shard_id).relative_to(results).with_suffix("")))
+        for capture in Results(results).captures()
+        for shard_id in capture.whole_shard_ids()
+    )
+    return rf"(?!(?:{'|'.join(present)})\.){ANY_CAPTURE}" if present else ANY_CAPTURE
 
 
-def _present_shards(results: Path) -> Iterable[tuple[str, str]]:
-    for folder in results.glob("*/shards"):
-        if folder.parent.name == "tokens":
-            continue
-        names = set(os.listdir(folder))
-        for name in names:
-            stem = name.removesuffix(SHARD_PARTS[0])
-            if stem != name and all(stem + part in names for part in SHARD_PARTS):
-                yield folder.parent.name, stem
+def step_image(config: Configuration, *, apptainer: bool, code: Path) -> str:
+    """Return the image of all steps.
 
-
-def step_image(config: dict[str, Any], *, apptainer: bool, code: Path) -> str:
-    """Image of all steps; where they run on the host, one name for all configurations, which nothing opens.
+    Where the steps run on the host, it is one name for all configurations, and no program opens it.
 
     Raises:
-        UserError: an image that is to be used, the server's included, is not named, not there, or out of date.
+        UserError: a needed image, the server's included, is not named, missing, or out of date.
     """
-    images = config["containers"]
-    if images["sglang"] and config["server"]["launcher"] != "external":
-        check_image("sglang", images["sglang"], code)
+    images = config.containers
+    if images.sglang and config.server.launcher != "external":
+        check_image("sglang", images.sglang, code)
     if not apptainer:
         return _NO_IMAGE
-    if not images["tools"]:
-        raise UserError("containers.tools: missing: the steps are to run in containers; `make images` builds the image and says its name")
-    check_image("tools", images["tools"], code)
-    return images["tools"]
+    if not images.tools:
+        raise UserError(
+            "containers.tools: missing: the steps are to run in containers; `make images` builds"
+            " the image and says its name"
+        )
+    check_image("tools", images.tools, code)
+    return str(images.tools)
 
 
-def export_environment(config: dict[str, Any], *, in_containers: bool) -> None:
-    """Set what the rules' commands find in their environment. It is no trigger, unlike parameters.
+def code_folder(workflow: Path) -> Path:
+    """Return the workflow's folder.
 
-    - `PATH`: the Python that runs Snakemake first, so that `python` has the package;
-    - `DRAFTSTATES_CONFIG`: file of the resolved configuration; `DRAFTSTATES_MODEL`: folder of the model;
-    - `DRAFTSTATES_OWNER`: this process, unless it is part of a run itself: the server ends with it;
-    - where the steps are in containers, which cannot see it: `DRAFTSTATES_DEVICE`, what a server here computes on; and what Apptainer
-      is to show them.
+    Args:
+        workflow: folder of the Snakefile, as Snakemake names it.
+
+    Raises:
+        UserError: the folder has no `scripts/`, such as where the rules are read from a remote
+            repository.
     """
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    os.environ["DRAFTSTATES_CONFIG"] = str(resolved_path(config))
-    os.environ["DRAFTSTATES_MODEL"] = config["model"]["path"]
+    if not (workflow / "scripts").is_dir():
+        raise UserError(
+            f"{workflow}: expected the workflow's folder with scripts/, found none: clone the"
+            " repository, and name the path of its Snakefile"
+        )
+    return workflow
+
+
+def export_environment(config: Configuration, *, code: Path, in_containers: bool) -> None:
+    """Set the environment of the rules' commands.
+
+    Unlike a parameter, the environment is no rerun trigger: a moved workflow makes no file stale.
+
+    - `PATH`: first the Python that runs Snakemake, so that `python` has the same packages.
+    - `PYTHONPATH`: first the package that Snakemake has imported, so that no command imports
+      another one.
+    - `DRAFTSTATES_SCRIPTS`: folder of the rules' scripts.
+    - `DRAFTSTATES_CONFIG`: file of the resolved configuration.
+    - `DRAFTSTATES_MODEL`: folder of the model.
+    - `DRAFTSTATES_OWNER`: this process, with which the server ends; unchanged where this process is
+      itself part of a run.
+    - `DRAFTSTATES_DEVICE`: device of a server on this machine, only where the steps run in
+      containers, which cannot see the device.
+    - Apptainer's variables (see `step_environment`), only where the steps run in containers.
+
+    Args:
+        config: resolved configuration.
+        code: folder of the workflow.
+        in_containers: whether the steps run in containers.
+    """
+    _put_first("PATH", Path(sys.executable).parent, default=os.defpath)
+    _put_first("PYTHONPATH", PACKAGE.parent)
+    os.environ["DRAFTSTATES_SCRIPTS"] = str(code / "scripts")
+    os.environ["DRAFTSTATES_CONFIG"] = str(config.resolved_path)
+    os.environ["DRAFTSTATES_MODEL"] = str(config.model.path)
     adopt_ownership()
     if in_containers:
-        from draftstates.server.command import DEVICE_VARIABLE, on_gpu  # it imports numpy, which takes a moment
+        # this import loads numpy, which takes time
+        from draftstates.server.command import DEVICE_VARIABLE, on_gpu
 
-        os.environ[DEVICE_VARIABLE] = "cuda" if on_gpu(config["server"]) else "cpu"
-        os.environ.update(step_environment(config, Path.cwd()))
+        os.environ[DEVICE_VARIABLE] = "cuda" if on_gpu(config.server) else "cpu"
+        os.environ.update(step_environment(config, code=code, work=Path.cwd()))
+
+
+def _put_first(variable: str, folder: Path, *, default: str = "") -> None:
+    """Put a folder at the beginning of a search path in the environment."""
+    others = os.environ.get(variable, default).split(os.pathsep)
+    folders = dict.fromkeys([str(folder), *filter(None, others)])
+    os.environ[variable] = os.pathsep.join(folders)
 
 
 def hold_results(results: Path) -> None:
-    """Hold the results folder until this process ends: jobs of two runs, each in a working directory of its own, would read one plan.
+    """Hold the results folder until this process ends.
 
-    A file system without locks is held by nobody.
+    Without this, the jobs of two runs in different working directories would read one plan. On a
+    file system without locks, no run holds the folder.
 
     Raises:
         UserError: another run holds it.
     """
     results.mkdir(parents=True, exist_ok=True)
-    lock = os.open(results / ".run.lock", os.O_RDWR | os.O_CREAT, 0o666)  # never closed: the kernel drops the lock with the process
+    # the lock is never closed: the kernel drops it when the process ends
+    lock = os.open(Results(results).lock, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         other = os.pread(lock, 4096, 0).decode(errors="replace").strip()
-        raise UserError(f"{results}: another run works there ({other}): wait until it ends, or name another folder in `results`") from None
+        raise UserError(
+            f"{results}: another run works there ({other}): wait until it ends, or name another"
+            " folder in `results`"
+        ) from None
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
             raise
     os.ftruncate(lock, 0)
-    os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}, started in {Path.cwd()}\n".encode(), 0)
+    os.pwrite(
+        lock,
+        f"process {os.getpid()} on {socket.gethostname()}, started in {Path.cwd()}\n".encode(),
+        0,
+    )
 
 
-def start_run(config: dict[str, Any], *, in_containers: bool) -> None:
-    """Start what has to be outside of all steps, and ends with this process.
+def start_run(config: Configuration, *, in_containers: bool) -> None:
+    """Start the processes that must be outside of all steps, and that end with this process.
 
-    Where the servers are Slurm jobs, the process that submits them when asked; where containers cannot start them, the one that does.
+    Where the servers are Slurm jobs, this is the process that submits them on request. Where the
+    steps run in containers, which cannot start a server, it is the process that starts them.
     """
-    if config["server"]["launcher"] == "slurm":
-        slurm.start_run(state_folder(config), owner=owner())
+    if config.server.launcher == "slurm":
+        slurm.start_run(config.state_folder, owner=owner())
     if in_containers:
         scratch(config).mkdir(parents=True, exist_ok=True, mode=0o700)
-        if config["server"]["launcher"] == "local":
-            launch_starter(State(state_folder(config)), owner=owner())
+        if config.server.launcher == "local":
+            launch_starter(State(config.state_folder), owner=owner())

@@ -1,4 +1,4 @@
-"""What all rules share: the checked configuration, names, input functions."""
+"""Parts that all rules share: the checked configuration, names, input functions."""
 
 import functools
 import json
@@ -7,68 +7,125 @@ import time
 from pathlib import Path
 
 from draftstates import workflow as ask
-from draftstates.config import check_model, check_results, resolve, save_resolved
+from draftstates.config import check_results, resolve, save_resolved
 from draftstates.errors import UserError
-from draftstates.forecast import forecast
-from draftstates.plan_file import read_plan
-from draftstates.progress import say_each_minute
-from draftstates.tokens.template_file import read_template
+from draftstates.model.folder import check_model
+from draftstates.paths import Results
+from draftstates.plan.room import forecast
+from draftstates.records import Plan
+from draftstates.extract.progress import say_each_minute
+from draftstates.report.failures import FailedJobs, summary
+from draftstates.tokens.options import read_template
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 
 try:
-    config = resolve(config, origin=" ".join(map(str, workflow.overwrite_configfiles)) or "config.yaml")
-    check_results(config)
-    check_model(config)
-    CHAT_TEMPLATE = read_template(Path(config["data"]["chat_template"])) if config["data"]["chat_template"] else None
+    CONFIG = resolve(
+        config, origin=" ".join(map(str, workflow.overwrite_configfiles)) or "config.yaml"
+    )
+    # With --snakefile and in a module, this folder is not the working directory.
+    WORKFLOW = ask.code_folder(Path(str(workflow.current_basedir)).parent)
+    check_results(CONFIG.results)
+    check_model(CONFIG)
+    CHAT_TEMPLATE = read_template(CONFIG.data.chat_template) if CONFIG.data.chat_template else None
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
-IN_CONTAINERS = any(method.name == "APPTAINER" for method in workflow.deployment_settings.deployment_method)
-ask.export_environment(config, in_containers=IN_CONTAINERS)
+IN_CONTAINERS = any(
+    method.name == "APPTAINER" for method in workflow.deployment_settings.deployment_method
+)
+ask.export_environment(CONFIG, code=WORKFLOW, in_containers=IN_CONTAINERS)
 
 STARTED = time.time_ns()
 
-RESULTS = Path(config["results"])
-LOGS = RESULTS / "logs"
-BENCHMARKS = RESULTS / "benchmarks"
-PLAN = RESULTS / "plan.json"
-RUN = RESULTS / "{run}"
-SHARD = RUN / "shards" / "{shard_id}"
-SHARD_TOKENS = RESULTS / "tokens" / "shards"
-REPORT = RESULTS / "report"
-MODEL = Path(config["model"]["path"])
-SOURCES = {source["name"]: source for source in config["data"]["sources"]}
+FAILED_JOBS = FailedJobs()
+if workflow.is_main_process:
+    logger.addHandler(FAILED_JOBS)
+
+RESULTS = Results(CONFIG.results)
+CAPTURE = RESULTS.capture("{capture}")
+MODEL = CONFIG.model.path
+DEMO_DATA = Path("examples", "conversations.jsonl")
+SOURCES = {source.name: source for source in CONFIG.data.sources}
+
+if workflow.is_main_process:
+    try:
+        ask.check_exports(CONFIG)
+        ask.check_times(
+            [
+                *(path for source in CONFIG.data.sources for path in source.files),
+                MODEL / "config.json",
+            ],
+            results=CONFIG.results,
+        )
+    except UserError as error:
+        raise WorkflowError(str(error)) from None
 
 
 wildcard_constraints:
     source="|".join(map(re.escape, SOURCES)),
-    run=ask.ANY_RUN,
+    capture=ask.ANY_CAPTURE,
     shard_id="[0-9a-f]{32}",
 
 
 def step_image():
     try:
-        return ask.step_image(config, apptainer=IN_CONTAINERS, code=Path(workflow.basedir))
+        return ask.step_image(CONFIG, apptainer=IN_CONTAINERS, code=WORKFLOW)
     except UserError as error:
         raise WorkflowError(str(error)) from None
 
 
-def hold_results():
-    """Before anything is written there, plan.json above all."""
+def begin_run():
+    """Lock the results folder before a job writes to it; start the processes beside the jobs."""
     try:
-        ask.hold_results(RESULTS)
+        ask.hold_results(RESULTS.root)
     except (UserError, OSError) as error:
         raise WorkflowError(str(error)) from None
+    save_resolved(CONFIG)
+    ask.start_run(CONFIG, in_containers=IN_CONTAINERS)
+    say_each_minute(RESULTS.root, logger.info)
+
+
+def end_run():
+    """Print the accounting."""
+    if RESULTS.plan.exists():
+        shell("python -m draftstates.cli accounting --results {RESULTS.root:q}")
+
+
+def add_hook(name, hook):
+    """Have the main Snakefile's hook of this name call another one first."""
+    others = getattr(workflow, name)
+
+    def both(log):
+        hook()
+        others(log)
+
+    setattr(workflow, name, both)
+
+
+def named_files():
+    """Return the data files that the configuration names."""
+    return [path for source in SOURCES.values() for path in source.files]
+
+
+def say_failures():
+    """Repeat the errors of the failed jobs at the end of the run, where they are seen."""
+    if failed := FAILED_JOBS.failed():
+        logger.error(summary(failed, rules=[rule.name for rule in workflow.rules]))
 
 
 def source_files(wildcards):
-    return SOURCES[wildcards.source]["files"]
+    return SOURCES[wildcards.source].files
 
 
 def tokenise_options(wildcards):
-    """What decides a source's tokens, of the configuration: as text in a fixed order, so that reordered keys change nothing."""
-    options = {**config["data"], "sources": SOURCES[wildcards.source], "trust_remote_code": config["model"]["trust_remote_code"]}
+    """
+    Return the part of the configuration that decides a source's tokens.
+
+    The text has a fixed order, so that reordered keys change nothing.
+    """
+    options = {**CONFIG.data.plain(), "sources": SOURCES[wildcards.source].plain()}
+    options["trust_remote_code"] = CONFIG.model.trust_remote_code
     options["chat_template"] = CHAT_TEMPLATE
     return json.dumps(options, sort_keys=True)
 
@@ -88,57 +145,91 @@ def model_digest(wildcards):
 @functools.lru_cache(maxsize=1)
 def plan_as_of(modified):
     try:
-        plan = read_plan(PLAN)
+        plan = Plan.read(RESULTS.plan)
     except UserError as error:
         raise WorkflowError(str(error)) from None
     if modified > STARTED and workflow.is_main_process:
-        logger.info(forecast(plan, config["extract"]["tokens_per_second"]))
-    return {"run": plan["run"], "shards": plan["shards"]}
+        logger.info(forecast(plan, CONFIG.extract.tokens_per_second))
+    return plan
 
 
 def planned():
-    """The plan, once its checkpoint has been reached in this run."""
+    """Return the plan; wait until this run has reached its checkpoint."""
     return plan_as_of(os.stat(checkpoints.plan.get().output.plan).st_mtime_ns)
 
 
-def in_run(pattern):
-    """The files of all planned shards that `pattern` names."""
-    plan = planned()
-    return [str(pattern).format(run=plan["run"], shard_id=shard["shard_id"]) for shard in plan["shards"]]
+def planned_capture():
+    """Return the capture folder of the plan."""
+    return RESULTS.capture(planned().capture_folder)
+
+
+def planned_shards(path):
+    """Return the file of each planned shard that `path`, a method of the capture folder, names."""
+    return [path(shard.shard_id) for shard in planned().shards]
 
 
 def verified_files(wildcards):
-    return in_run(RUN / "verified" / "{shard_id}.json")
+    return planned_shards(planned_capture().verified)
+
+
+def kept_files():
+    """
+    Return what a run makes before its checkpoint and keeps.
+
+    Snakemake removes the outputs of a job that fails. The files that earlier jobs made of these
+    outputs are newer than all remaining inputs, so only a target asks for such an output in the
+    next run. Therefore the outputs of every rule are targets.
+    """
+    made = [MODEL / "config.json"] if CONFIG.model.prepare != "none" else []
+    tokens = [RESULTS.tokens("{source}"), RESULTS.accounting("{source}")]
+    return [*made, *expand(tokens, source=sorted(SOURCES))]
 
 
 def final_files(wildcards):
-    """All that a run promises. The shards too, or nobody would notice that one behind a present manifest is gone."""
-    folder = RESULTS / planned()["run"]
-    shards = in_run(f"{SHARD}.safetensors")
-    exports = [folder / "exports" / trainer / "export.json" for trainer in config["exports"]]
-    manifest = [folder / "manifest.json", folder / "samples.parquet"]
-    return [*manifest, *shards, *verified_files(wildcards), *exports, *report_files(wildcards)]
+    """
+    Return all files that a run promises.
+
+    The shards are among them: otherwise nobody would notice a missing shard of a present manifest.
+    """
+    capture = planned_capture()
+    shards = planned_shards(capture.shard)
+    exports = [capture.export(trainer) for trainer in CONFIG.exports]
+    return [
+        capture.manifest,
+        capture.samples,
+        *shards,
+        *verified_files(wildcards),
+        *exports,
+        *report_files(wildcards),
+    ]
 
 
 def report_files(wildcards):
-    """What follows from tokens alone."""
-    size = config["draft_vocab_size"]
-    vocabulary = [RESULTS / "vocabulary" / ask.vocabulary_name(planned(), MODEL, size)] if size else []
-    return [REPORT / "statistics.html", REPORT / "samples.html", *vocabulary]
+    """Return the files that need tokens alone."""
+    size = CONFIG.draft_vocab_size
+    vocabulary = [RESULTS.vocabulary(ask.vocabulary_name(planned(), MODEL, size))] if size else []
+    return [RESULTS.statistics_page, RESULTS.samples_page, *vocabulary]
 
 
 def tokens_per_second_option(wildcards):
-    rate = config["extract"]["tokens_per_second"]
+    rate = CONFIG.extract.tokens_per_second
     return f"--tokens-per-second {rate}" if rate else ""
 
 
 def export_options(wildcards):
-    return ask.export_options(config, wildcards.trainer)
+    return ask.export_options(CONFIG, wildcards.trainer)
 
 
 def shard_tokens(wildcards):
-    """A shard's tokens: the plan writes them beside its declared output, so nothing but the plan can bring them back."""
-    path = SHARD_TOKENS / f"{wildcards.shard_id}.parquet"
-    if PLAN.exists() and not path.exists():
-        raise WorkflowError(f"{path} is gone and shard {wildcards.shard_id} is still to be captured: run again with --forcerun plan")
+    """
+    Return the file of a shard's tokens.
+
+    The plan writes this file beside its declared output, so only the plan can make it.
+    """
+    path = RESULTS.shard_tokens(wildcards.shard_id)
+    if RESULTS.plan.exists() and not path.exists():
+        raise WorkflowError(
+            f"{path} is gone and shard {wildcards.shard_id} is still to be captured:"
+            " run again with --forcerun plan"
+        )
     return path

@@ -10,21 +10,39 @@ OUTPUTS:
     plan = results/plan.json, and results/tokens/shards/<shard_id>.parquet beside it
 """
 
-if config["model"]["prepare"] == "smollm2":
+if CONFIG.model.prepare == "smollm2":
 
     rule demo_model:
         """
-        Make the demo's model, so that the demo needs no download but the packages'.
+        Make the demo's model from a Python package; the demo needs no other download.
         """
         output:
             config=MODEL / "config.json",
         log:
-            LOGS / "demo_model.log",
+            RESULTS.log("demo_model"),
         benchmark:
-            BENCHMARKS / "demo_model.tsv"
+            RESULTS.benchmark("demo_model")
         shell:
             """
-            exec python scripts/prepare_demo_model.py --output "$DRAFTSTATES_MODEL" >{log:q} 2>&1
+            exec python "$DRAFTSTATES_SCRIPTS/prepare_demo_model.py" --output "$DRAFTSTATES_MODEL" >{log:q} 2>&1
+            """
+
+
+if DEMO_DATA in named_files() and not DEMO_DATA.exists():
+
+    rule demo_data:
+        """
+        Copy the demo's conversations to a working directory that is not the workflow's folder.
+        """
+        output:
+            data=DEMO_DATA,
+        log:
+            RESULTS.log("demo_data"),
+        benchmark:
+            RESULTS.benchmark("demo_data")
+        shell:
+            """
+            exec cp "$DRAFTSTATES_SCRIPTS"/../{output.data:q} {output.data:q} >{log:q} 2>&1
             """
 
 
@@ -32,29 +50,30 @@ rule tokenise:
     """
     Turn a source's conversations into tokens and loss masks.
 
-    The tokenizer's content is a parameter and the model's age no matter, so that weights replaced in
-    the same folder tokenise nothing again. Sizes and times of the data files are one too: see `data_digest`.
+    The tokenizer's content is a parameter, and the model's age does not count, so new weights in
+    the same folder do not tokenise a source a second time. Sizes and times of the data files are a
+    parameter too (see `data_digest`).
     """
     input:
         files=source_files,
         model=ancient(MODEL / "config.json"),
     output:
-        tokens=RESULTS / "tokens" / "{source}.parquet",
-        accounting=RESULTS / "tokens" / "{source}.json",
+        tokens=RESULTS.tokens("{source}"),
+        accounting=RESULTS.accounting("{source}"),
     log:
-        LOGS / "tokenise" / "{source}.log",
+        RESULTS.log("tokenise", "{source}"),
     benchmark:
-        BENCHMARKS / "tokenise" / "{source}.tsv"
-    # as many as --cores gives
+        RESULTS.benchmark("tokenise", "{source}")
+    # As many as --cores allows.
     threads: 1024
     params:
         options=tokenise_options,
         data=data_digest,
         tokenizer=tokenizer_digest,
-        code=ask.source_digest("tokens", "ids.py"),
+        code=ask.source_digest("tokens"),
     shell:
         """
-        exec python scripts/tokenise.py \
+        exec python "$DRAFTSTATES_SCRIPTS/tokenise.py" \
             --config "$DRAFTSTATES_CONFIG" \
             --source {wildcards.source:q} \
             --tokenizer "$DRAFTSTATES_MODEL" \
@@ -66,46 +85,35 @@ rule tokenise:
 
 checkpoint plan:
     """
-    Cut the samples into shards and see that the disk has room for them, before any server starts.
+    Cut the samples into shards, and check the disk's room for them before a server starts.
 
-    A checkpoint, since only the plan knows which shards there are. The model's content is a parameter:
-    weights replaced in the same folder, even with the same modification time, give another capture key.
+    The rule is a checkpoint, since only the plan knows the shards. The model's content is a
+    parameter: new weights in the same folder, even with the same modification time, give another
+    capture key.
     """
     input:
-        tokens=expand(RESULTS / "tokens" / "{source}.parquet", source=sorted(SOURCES)),
-        accounting=expand(RESULTS / "tokens" / "{source}.json", source=sorted(SOURCES)),
+        tokens=expand(RESULTS.tokens("{source}"), source=sorted(SOURCES)),
+        accounting=expand(RESULTS.accounting("{source}"), source=sorted(SOURCES)),
         model=ancient(MODEL / "config.json"),
     output:
-        plan=PLAN,
+        plan=RESULTS.plan,
     log:
-        LOGS / "plan.log",
+        RESULTS.log("plan"),
     benchmark:
-        BENCHMARKS / "plan.tsv"
+        RESULTS.benchmark("plan")
     params:
-        name=config["model"]["name"],
+        name=CONFIG.model.name,
         model=model_digest,
-        capture=json.dumps(config["capture"], sort_keys=True),
-        shards=json.dumps(config["shards"], sort_keys=True),
-        checks=json.dumps(config["checks"], sort_keys=True),
-        deduplicate=config["data"]["deduplicate"],
-        max_bytes=config["max_bytes"],
-        exclude=sorted(config["exclude"]),
-        code=ask.source_digest(
-            "plan.py",
-            "plan_file.py",
-            "boundaries.py",
-            "room.py",
-            "token_files.py",
-            "probes.py",
-            "model.py",
-            "layers.py",
-            "shards.py",
-            "capture_spec.py",
-            "ids.py",
-        ),
+        capture=CONFIG.capture.as_text(),
+        shards=CONFIG.shards.as_text(),
+        checks=CONFIG.checks.as_text(),
+        deduplicate=CONFIG.data.deduplicate,
+        max_bytes=CONFIG.max_bytes,
+        exclude=sorted(CONFIG.exclude),
+        code=ask.source_digest("plan", "model"),
     shell:
         """
-        exec python scripts/plan.py \
+        exec python "$DRAFTSTATES_SCRIPTS/plan.py" \
             --config "$DRAFTSTATES_CONFIG" \
             --tokens {input.tokens:q} \
             --model "$DRAFTSTATES_MODEL" \

@@ -1,49 +1,40 @@
 """Exports: a manifest in the formats that trainers read.
 
 REQUIRED INPUTS:
-    manifest = results/<run>/manifest.json, samples.parquet and the shards that they list
+    manifest = results/<capture>/manifest.json, samples.parquet and the shards that they list
 
 OUTPUTS:
-    export = results/<run>/exports/<trainer>/export.json, and the trainer's files beside it
+    export = results/<capture>/exports/<trainer>/export.json, and the trainer's files beside it
 """
 
 
 rule export:
     """
-    Export a manifest for one trainer. What the present export holds already is linked, not written again.
+    Export a manifest for one trainer.
 
-    Only export.json is declared: Snakemake removes what it declares before a job, and the files beside it are to be taken over.
+    Files that the present export holds already are linked and not written. Only export.json is a
+    declared output: Snakemake removes declared outputs before a job, and the job reuses the files
+    beside it.
     """
     input:
-        manifest=RUN / "manifest.json",
-        samples=RUN / "samples.parquet",
+        manifest=CAPTURE.manifest,
+        samples=CAPTURE.samples,
         model=ancient(MODEL / "config.json"),
     output:
-        export=RUN / "exports" / "{trainer}" / "export.json",
+        export=CAPTURE.export("{trainer}"),
     log:
-        LOGS / "{run}" / "export" / "{trainer}.log",
+        RESULTS.log("{capture}", "export", "{trainer}"),
     benchmark:
-        BENCHMARKS / "{run}" / "export" / "{trainer}.tsv"
+        RESULTS.benchmark("{capture}", "export", "{trainer}")
     wildcard_constraints:
-        trainer="speculators|specforge|model_optimizer|deepspec",
+        trainer="[a-z0-9_]+",
     params:
         folder=subpath(output.export, parent=True),
         options=export_options,
-        code=ask.source_digest(
-            "exports",
-            "dataset.py",
-            "readers.py",
-            "storage.py",
-            "model.py",
-            "final_norm.py",
-            "vocab.py",
-            "shards.py",
-            "capture_spec.py",
-            "ids.py",
-        ),
+        code=ask.source_digest("exports", "shards", "model"),
     shell:
         """
-        exec python scripts/export.py \
+        exec python "$DRAFTSTATES_SCRIPTS/export.py" \
             --manifest {input.manifest:q} \
             --trainer {wildcards.trainer:q} \
             --model "$DRAFTSTATES_MODEL" \

@@ -3,12 +3,12 @@
 REQUIRED INPUTS:
     plan = results/plan.json
     tokens = results/tokens/shards/<shard_id>.parquet
-    server = results/<run>/server.json
+    server = results/<capture>/server.json
 
 OUTPUTS:
-    shard = results/<run>/shards/<shard_id>.safetensors
-    probe = results/<run>/shards/<shard_id>.probe.safetensors
-    receipts = results/<run>/shards/<shard_id>.receipts.json
+    shard = results/<capture>/shards/<shard_id>.safetensors
+    recaptures = results/<capture>/shards/<shard_id>.recaptures.safetensors
+    receipts = results/<capture>/shards/<shard_id>.receipts.json
 """
 
 
@@ -16,35 +16,41 @@ rule extract:
     """
     Have the server write one shard.
 
-    What is captured depends on the capture key in <run> and on the shard id alone. So this rule refuses to make a
-    shard whose files are all there: then no change of its text, of a script, of a parameter, of an image, of an age or
-    of Snakemake's own settings can capture it again. To capture one again, delete it.
+    The captured numbers depend on the capture key in <capture> and on the shard id alone. So this
+    rule never makes a shard whose files all exist: no change of the rule's text, of a script, a
+    parameter, an image, a file's age or Snakemake's own settings captures it a second time. To have
+    a shard captured a second time, delete it.
 
-    A job is light: the server computes and writes. Several run at once, so that its queue never drains between shards.
+    A job is light: the server computes and writes. Several jobs run at once, so that the server's
+    queue never drains between shards.
     """
     input:
-        plan=ancient(PLAN),
+        plan=ancient(RESULTS.plan),
         tokens=ancient(shard_tokens),
-        server=ancient(RUN / "server.json"),
+        server=ancient(CAPTURE.server),
         model=ancient(MODEL / "config.json"),
     output:
-        shard=f"{SHARD}.safetensors",
-        probe=f"{SHARD}.probe.safetensors",
-        receipts=f"{SHARD}.receipts.json",
+        shard=CAPTURE.shard("{shard_id}"),
+        recaptures=CAPTURE.recaptures("{shard_id}"),
+        receipts=CAPTURE.receipts("{shard_id}"),
     log:
-        LOGS / "{run}" / "extract" / "{shard_id}.log",
+        RESULTS.log("{capture}", "extract", "{shard_id}"),
     benchmark:
-        BENCHMARKS / "{run}" / "extract" / "{shard_id}.tsv"
+        RESULTS.benchmark("{capture}", "extract", "{shard_id}")
     wildcard_constraints:
-        run=ask.runs_without_present_shards(RESULTS) if workflow.is_main_process else ask.ANY_RUN,
+        capture=(
+            ask.captures_without_present_shards(RESULTS.root)
+            if workflow.is_main_process
+            else ask.ANY_CAPTURE
+        ),
     priority: 1
-    # once more, in case the server died: the next lease starts it again
+    # A second attempt, in case the server died: the next lease restarts it.
     retries: 1
     resources:
         streams=1,
     shell:
         """
-        exec python scripts/extract.py \
+        exec python "$DRAFTSTATES_SCRIPTS/extract.py" \
             --config "$DRAFTSTATES_CONFIG" \
             --plan {input.plan:q} \
             --shard-id {wildcards.shard_id:q} \

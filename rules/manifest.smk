@@ -1,39 +1,40 @@
-"""The manifest: what there is, of what, and how it was checked.
+"""The manifest: the verified shards, their sources, and the results of the checks.
 
 REQUIRED INPUTS:
     plan = results/plan.json
-    verified = results/<run>/verified/<shard_id>.json, of every planned shard
+    verified = results/<capture>/verified/<shard_id>.json of every planned shard
 
 OUTPUTS:
-    manifest = results/<run>/manifest.json
-    samples = results/<run>/samples.parquet
+    manifest = results/<capture>/manifest.json
+    samples = results/<capture>/samples.parquet
 """
 
 
 rule manifest:
     """
-    List the verified shards and their samples, and close the accounts: every row of every source is kept, skipped or failed.
+    List the verified shards and their samples, and close the accounts.
 
-    The manifest of before is gone when this begins. Snakemake could bring it back after a failure, but would then take it for the new one.
+    Every row of every source is kept, skipped or failed. The earlier manifest is removed before
+    this job: if Snakemake restored it after a failure, it would take it for the new one.
     """
     input:
-        plan=PLAN,
+        plan=RESULTS.plan,
         verified=verified_files,
     output:
-        manifest=RUN / "manifest.json",
-        samples=RUN / "samples.parquet",
+        manifest=CAPTURE.manifest,
+        samples=CAPTURE.samples,
     log:
-        LOGS / "{run}" / "manifest.log",
+        RESULTS.log("{capture}", "manifest"),
     benchmark:
-        BENCHMARKS / "{run}" / "manifest.tsv"
+        RESULTS.benchmark("{capture}", "manifest")
     params:
-        run_folder=subpath(output.manifest, parent=True),
-        code=ask.source_digest("manifest.py", "plan_file.py", "verified.py", "shards.py", "capture_spec.py", "ids.py"),
+        capture_folder=subpath(output.manifest, parent=True),
+        code=ask.source_digest("shards"),
     shell:
         """
-        exec python scripts/manifest.py \
+        exec python "$DRAFTSTATES_SCRIPTS/manifest.py" \
             --plan {input.plan:q} \
-            --run-dir {params.run_folder:q} \
+            --capture-folder {params.capture_folder:q} \
             --output {output.manifest:q} \
             --samples {output.samples:q} >{log:q} 2>&1
         """

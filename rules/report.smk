@@ -1,4 +1,4 @@
-"""What follows from tokens alone, for people's eyes and for trainers: no capture is needed, and no server starts.
+"""Reports and vocabulary from tokens alone: they need no capture, and no server starts.
 
 REQUIRED INPUTS:
     plan = results/plan.json
@@ -7,38 +7,41 @@ REQUIRED INPUTS:
 OUTPUTS:
     statistics = results/report/statistics.html, .json
     samples = results/report/samples.html
-    vocabulary = results/vocabulary/<key>/, where the configuration names draft_vocab_size
+    vocabulary = results/vocabulary/<key>/, if the configuration has draft_vocab_size
 """
 
 
 rule tokens_report:
     """
-    Only this: snakemake --cores all tokens_report
+    Make the reports alone: snakemake --cores all tokens_report
     """
     input:
+        kept_files(),
         report_files,
 
 
 rule token_statistics:
     """
-    Lengths, targets, skipped rows and duplicates of each source; bytes and hours that the capture will take.
+    Write the statistics of each source, and the bytes and hours that the capture will take.
+
+    They cover lengths, supervised tokens, skipped rows and duplicates.
     """
     input:
-        plan=PLAN,
-        tokens=expand(RESULTS / "tokens" / "{source}.parquet", source=sorted(SOURCES)),
+        plan=RESULTS.plan,
+        tokens=expand(RESULTS.tokens("{source}"), source=sorted(SOURCES)),
     output:
-        page=report(REPORT / "statistics.html", caption="report/statistics.rst", category="Tokens"),
-        numbers=REPORT / "statistics.json",
+        page=report(RESULTS.statistics_page, caption="report/statistics.rst", category="Tokens"),
+        numbers=RESULTS.statistics_numbers,
     log:
-        LOGS / "statistics.log",
+        RESULTS.log("statistics"),
     benchmark:
-        BENCHMARKS / "statistics.tsv"
+        RESULTS.benchmark("statistics")
     params:
         rate=tokens_per_second_option,
-        code=ask.source_digest("tokens/statistics.py", "forecast.py", "plan_file.py", "token_files.py"),
+        code=ask.source_digest("report"),
     shell:
         """
-        exec python scripts/token_statistics.py {input.plan:q} \
+        exec python "$DRAFTSTATES_SCRIPTS/token_statistics.py" {input.plan:q} \
             {params.rate} \
             --output {output.numbers:q} \
             --html {output.page:q} >{log:q} 2>&1
@@ -47,51 +50,53 @@ rule token_statistics:
 
 rule sample_pages:
     """
-    A few samples of each source with their targets marked: a mask is checked by eye.
+    Write a few samples of each source with their supervised tokens marked, to check masks by eye.
     """
     input:
-        tokens=expand(RESULTS / "tokens" / "{source}.parquet", source=sorted(SOURCES)),
+        tokens=expand(RESULTS.tokens("{source}"), source=sorted(SOURCES)),
         model=ancient(MODEL / "config.json"),
     output:
-        page=report(REPORT / "samples.html", caption="report/samples.rst", category="Tokens"),
+        page=report(RESULTS.samples_page, caption="report/samples.rst", category="Tokens"),
     log:
-        LOGS / "samples.log",
+        RESULTS.log("samples"),
     benchmark:
-        BENCHMARKS / "samples.tsv"
+        RESULTS.benchmark("samples")
     params:
-        trust="--trust-remote-code" if config["model"]["trust_remote_code"] else "",
+        trust="--trust-remote-code" if CONFIG.model.trust_remote_code else "",
         tokenizer=tokenizer_digest,
-        code=ask.source_digest("tokens/show.py", "tokens/tokenizer.py", "token_files.py"),
+        code=ask.source_digest("report"),
     shell:
         """
-        exec python scripts/show_sample.py {input.tokens:q} \
+        exec python "$DRAFTSTATES_SCRIPTS/sample_pages.py" {input.tokens:q} \
             --tokenizer "$DRAFTSTATES_MODEL" {params.trust} \
             --count 4 \
-            --html {output.page:q} >{log:q} 2>&1
+            --output {output.page:q} >{log:q} 2>&1
         """
 
 
 rule vocabulary:
     """
-    A drafter's vocabulary, as speculators and SpecForge read it. Its folder is named by what decides it, so it is never stale.
+    Write a drafter's vocabulary, as speculators and SpecForge read it.
+
+    The folder's name is a hash of everything that decides the vocabulary, so it is never stale.
     """
     input:
-        plan=ancient(PLAN),
+        plan=ancient(RESULTS.plan),
     output:
-        folder=directory(RESULTS / "vocabulary" / "{key}"),
+        folder=directory(RESULTS.vocabulary("{key}")),
     log:
-        LOGS / "vocabulary" / "{key}.log",
+        RESULTS.log("vocabulary", "{key}"),
     benchmark:
-        BENCHMARKS / "vocabulary" / "{key}.tsv"
+        RESULTS.benchmark("vocabulary", "{key}")
     wildcard_constraints:
         key="[0-9a-f]{16}",
     params:
-        size=config["draft_vocab_size"],
+        size=CONFIG.draft_vocab_size,
         parent=subpath(output.folder, parent=True),
-        code=ask.source_digest("tokens/vocabulary.py", "vocab.py", "exports/common.py", "plan_file.py", "shard_tokens.py", "ids.py"),
+        code=ask.source_digest("exports"),
     shell:
         """
-        exec python scripts/vocabulary.py {input.plan:q} \
+        exec python "$DRAFTSTATES_SCRIPTS/vocabulary.py" {input.plan:q} \
             --draft-size {params.size} \
             --model "$DRAFTSTATES_MODEL" \
             --output {params.parent:q} >{log:q} 2>&1

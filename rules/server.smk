@@ -1,15 +1,15 @@
-"""The instrumented server, shown to be right before it is used.
+"""The instrumented server, tested before it is used.
 
 REQUIRED INPUTS:
     plan = results/plan.json
     <model>/config.json and weights
 
 OUTPUTS:
-    server = results/<run>/server.json
+    server = results/<capture>/server.json
 
-The server is no rule's output: its life is a lease (`draftstates/server/`). This rule takes the lease, the extracting jobs
-share it, and it ends when idle or when this run is gone. The rule is in the graph only where a shard is missing, so without
-one no server starts.
+The server is no rule's output: its life is a lease (`draftstates/server/`). This rule takes the
+lease, and the extracting jobs share it. The server ends when it is idle or when this run is gone.
+The rule is in the graph only if a shard is missing; otherwise no server starts.
 """
 
 
@@ -18,18 +18,18 @@ rule server:
     Start the server, let it test itself, and record versions, flags and the figures of the test.
     """
     input:
-        plan=ancient(PLAN),
+        plan=ancient(RESULTS.plan),
         model=ancient(MODEL / "config.json"),
     output:
-        server=RUN / "server.json",
+        server=CAPTURE.server,
     log:
-        LOGS / "{run}" / "server.log",
+        RESULTS.log("{capture}", "server"),
     benchmark:
-        BENCHMARKS / "{run}" / "server.tsv"
+        RESULTS.benchmark("{capture}", "server")
     retries: 1
     shell:
         """
-        exec python scripts/server.py \
+        exec python "$DRAFTSTATES_SCRIPTS/server.py" \
             --config "$DRAFTSTATES_CONFIG" \
             --plan {input.plan:q} \
             --output {output.server:q} >{log:q} 2>&1

@@ -1,54 +1,41 @@
 """Verification of the shards, from the disk.
 
 REQUIRED INPUTS:
-    shard, probe, receipts = results/<run>/shards/<shard_id>.*
+    shard, recaptures, receipts = results/<capture>/shards/<shard_id>.*
 
 OUTPUTS:
-    verified = results/<run>/verified/<shard_id>.json
+    verified = results/<capture>/verified/<shard_id>.json
 """
 
 
 rule verify:
     """
-    Read a shard again and check every promise of it. Only what has passed may enter a manifest.
+    Read a shard from the disk and check every promise of it. Only a shard that passes may enter a
+    manifest.
     """
     input:
-        shard=f"{SHARD}.safetensors",
-        probe=f"{SHARD}.probe.safetensors",
-        receipts=f"{SHARD}.receipts.json",
-        plan=ancient(PLAN),
+        shard=CAPTURE.shard("{shard_id}"),
+        recaptures=CAPTURE.recaptures("{shard_id}"),
+        receipts=CAPTURE.receipts("{shard_id}"),
+        plan=ancient(RESULTS.plan),
     output:
-        verified=RUN / "verified" / "{shard_id}.json",
+        verified=CAPTURE.verified("{shard_id}"),
     log:
-        LOGS / "{run}" / "verify" / "{shard_id}.log",
+        RESULTS.log("{capture}", "verify", "{shard_id}"),
     benchmark:
-        BENCHMARKS / "{run}" / "verify" / "{shard_id}.tsv"
-    # reading and hashing scale with cores, up to what a disk gives
+        RESULTS.benchmark("{capture}", "verify", "{shard_id}")
+    # Reading and hashing scale with cores, up to the speed of the disk.
     threads: 4
     params:
-        code=ask.source_digest(
-            "verify.py",
-            "verified.py",
-            "checks.py",
-            "alignment.py",
-            "prefixes.py",
-            "probes.py",
-            "plan_file.py",
-            "wire.py",
-            "model.py",
-            "final_norm.py",
-            "shards.py",
-            "capture_spec.py",
-            "ids.py",
-        ),
+        code=ask.source_digest("verify", "shards", "model"),
     shell:
         """
-        exec python scripts/verify.py \
+        exec python "$DRAFTSTATES_SCRIPTS/verify.py" \
             --plan {input.plan:q} \
             --shard-id {wildcards.shard_id:q} \
             --model "$DRAFTSTATES_MODEL" \
             --shard {input.shard:q} \
-            --probe {input.probe:q} \
+            --recaptures {input.recaptures:q} \
             --receipts {input.receipts:q} \
             --threads {threads} \
             --output {output.verified:q} >{log:q} 2>&1

@@ -1,26 +1,40 @@
-"""Write the manifest and the table of samples from the plan and what verification found, and print the accounting."""
+"""Write the manifest and the table of samples, and print the accounting.
+
+Both come from the plan and the results of verification.
+"""
 
 import argparse
 from pathlib import Path
 
-from draftstates.accounting import table
-from draftstates.cli import run
-from draftstates.manifest import write_manifest
-from draftstates.plan_file import read_plan
+from draftstates.errors import run_command
+from draftstates.paths import Results
+from draftstates.records import Plan
+from draftstates.report.accounting import table
+from draftstates.shards.manifest import write_manifest
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--plan", type=Path, required=True, help="plan.json; the shards' tokens lie beside it in tokens/shards")
-    parser.add_argument("--run-dir", type=Path, required=True, help="the capture's folder, with shards/ and verified/")
+    parser.add_argument(
+        "--plan",
+        type=Path,
+        required=True,
+        help="plan.json; the shards' tokens lie beside it in tokens/shards",
+    )
+    parser.add_argument(
+        "--capture-folder",
+        type=Path,
+        required=True,
+        help="the capture's folder, with shards/ and verified/",
+    )
     parser.add_argument("--output", type=Path, required=True, help="manifest.json")
     parser.add_argument("--samples", type=Path, required=True, help="samples.parquet")
     arguments = parser.parse_args()
 
     manifest = write_manifest(
-        read_plan(arguments.plan),
-        tokens=arguments.plan.parent / "tokens" / "shards",
-        run=arguments.run_dir,
+        Plan.read(arguments.plan),
+        tokens=Results.of_plan(arguments.plan).shard_tokens_folder,
+        capture_folder=arguments.capture_folder,
         manifest=arguments.output,
         samples=arguments.samples,
     )
@@ -28,4 +42,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_command(main)

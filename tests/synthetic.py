@@ -1,4 +1,4 @@
-"""A manifest of random states, laid out as the workflow lays it out, for what reads manifests."""
+"""Manifest of random states in the workflow's layout, for tests that read manifests."""
 
 import dataclasses
 import json
@@ -10,13 +10,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from draftstates import ids, shards
-from draftstates.capture_spec import CaptureSpec
+from draftstates import ids
+from draftstates.records import (
+    Accounting,
+    Engine,
+    Figures,
+    Manifest,
+    ManifestShard,
+    ManifestTotals,
+    Plan,
+    PlannedChecks,
+    PlannedShard,
+    SourceAccount,
+)
+from draftstates.shards import layout
+from draftstates.spec import CaptureSpec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Synthetic:
-    """A written manifest and, per sample id, what was written."""
+    """A written manifest and, per sample id, the written values."""
 
     path: Path
     spec: CaptureSpec
@@ -45,29 +58,91 @@ def capture_spec(
     )
 
 
-def planned(spec: CaptureSpec) -> dict[str, object]:
-    """A capture as a plan holds it."""
-    return {**dataclasses.asdict(spec), "key": spec.key}
+def account(**numbers: int) -> SourceAccount:
+    """Return an account of one row, with the given numbers in place of the defaults."""
+    counts = {"rows_in": 1, "kept": 1, "samples": 1, "tokens": 1, "supervised_tokens": 1}
+    return SourceAccount(**{**counts, **numbers}, skipped={}, failed={})
+
+
+def plan_with(
+    shards: Sequence[PlannedShard], *, capture_folder: str, totals: SourceAccount | None = None
+) -> Plan:
+    """Return a plan of these shards."""
+    return Plan(
+        capture_folder=capture_folder,
+        capture=capture_spec(),
+        checks=PlannedChecks(recapture_fraction=0.01, recapture_minimum=3),
+        shards=tuple(shards),
+        accounting=Accounting(sources={}, totals=totals or account()),
+        images={"tokenise": (None,), "plan": (None,)},
+        bytes_needed=0,
+        bytes_present=0,
+        disk_free=0,
+    )
+
+
+def planned_shard(shard_id: str, **numbers: int) -> PlannedShard:
+    """Return an entry of a plan."""
+    counts = {"samples": 1, "tokens": 1, "supervised_tokens": 1, "bytes": 1}
+    return PlannedShard(shard_id=shard_id, source="a", **{**counts, **numbers})
+
+
+def manifest_with(
+    shard_ids: Sequence[str], *, sources: dict[str, SourceAccount] | None = None
+) -> Manifest:
+    """Return a manifest that lists these shards."""
+    sources = sources or {"a": account()}
+    shards = [
+        ManifestShard(
+            shard_id=name,
+            path=f"shards/{name}.safetensors",
+            source="a",
+            samples=1,
+            tokens=1,
+            supervised_tokens=1,
+            bytes=1,
+            checksum="0" * 32,
+        )
+        for name in shard_ids
+    ]
+    return Manifest(
+        capture=capture_spec(),
+        engine=Engine(name="none", version="0"),
+        totals=ManifestTotals(**vars(next(iter(sources.values()))), bytes=5),
+        sources=sources,
+        checks=Figures(
+            recaptures=0,
+            recaptured_tokens=0,
+            alignment_share_of_limit=0.0,
+            prefix_distance=0.0,
+        ),
+        images={},
+        shards=tuple(shards),
+    )
 
 
 def sample(length: int, *, spec: CaptureSpec, seed: int) -> dict[str, torch.Tensor]:
-    """Random tokens below 100, a mask whose last half is set, normal states."""
+    """Return random tokens below 100, a mask whose last half is set, and normal states."""
     rng = torch.Generator().manual_seed(seed)
     layers = len(spec.residual_layers)
     return {
         "input_ids": torch.randint(0, 100, (length,), generator=rng, dtype=torch.int32),
         "loss_mask": (torch.arange(length) >= length // 2).to(torch.uint8),
-        "hidden_states": torch.randn(length, layers, spec.hidden_size, generator=rng).to(spec.torch_dtype),
-        "final_hidden_state": torch.randn(length, spec.hidden_size, generator=rng).to(spec.torch_dtype),
+        "hidden_states": (
+            torch.randn(length, layers, spec.hidden_size, generator=rng).to(spec.torch_dtype)
+        ),
+        "final_hidden_state": (
+            torch.randn(length, spec.hidden_size, generator=rng).to(spec.torch_dtype)
+        ),
     }
 
 
 def write_shard(path: Path, samples: list[dict[str, torch.Tensor]], *, spec: CaptureSpec) -> str:
-    """Write a whole shard; returns its id."""
+    """Write a whole shard, and return its id."""
     names = [ids.sample_id(s["input_ids"].numpy(), s["loss_mask"].numpy()) for s in samples]
     shard_id = ids.shard_id(names)
     path = path / f"{shard_id}.safetensors"
-    header = shards.create(
+    header = layout.create(
         path,
         spec=spec,
         shard_id=shard_id,
@@ -83,23 +158,28 @@ def write_shard(path: Path, samples: list[dict[str, torch.Tensor]], *, spec: Cap
     return shard_id
 
 
-def write_manifest(folder: Path, contents: Sequence[Sequence[dict[str, torch.Tensor]]], *, spec: CaptureSpec) -> Synthetic:
-    """Write the shards, one per inner list, with `manifest.json` and `samples.parquet` beside them."""
+def write_manifest(
+    folder: Path, contents: Sequence[Sequence[dict[str, torch.Tensor]]], *, spec: CaptureSpec
+) -> Synthetic:
+    """Write the shards, one per inner list, with `manifest.json` and `samples.parquet`."""
     (folder / "shards").mkdir(parents=True, exist_ok=True)
     entries, rows, samples = [], [], {}
     for inner in contents:
         shard_id = write_shard(folder / "shards", list(inner), spec=spec)
-        shard = shards.Shard(folder / "shards" / f"{shard_id}.safetensors")
+        shard = layout.Shard(folder / "shards" / f"{shard_id}.safetensors")
         tokens = sum(len(s["input_ids"]) for s in inner)
+        supervised = sum(int(s["loss_mask"].sum()) for s in inner)
         entries.append(
-            {
-                "shard_id": shard_id,
-                "path": f"shards/{shard_id}.safetensors",
-                "samples": len(inner),
-                "tokens": tokens,
-                "bytes": shard.header.size,
-                "checksum": "0" * 32,
-            }
+            ManifestShard(
+                shard_id=shard_id,
+                path=f"shards/{shard_id}.safetensors",
+                source="synthetic",
+                samples=len(inner),
+                tokens=tokens,
+                supervised_tokens=supervised,
+                bytes=shard.header.size,
+                checksum="0" * 32,
+            )
         )
         for position, (name, values) in enumerate(zip(shard.header.sample_ids, inner, strict=True)):
             samples[name] = values
@@ -116,35 +196,48 @@ def write_manifest(folder: Path, contents: Sequence[Sequence[dict[str, torch.Ten
                     "checksum": shard.checksum(position),
                 }
             )
-    capture = planned(spec)
     tokens, supervised = sum(row["tokens"] for row in rows), sum(row["supervised"] for row in rows)
-    totals = {"samples": len(rows), "tokens": tokens, "supervised_tokens": supervised}
-    document = {"format": "draftstates.manifest", "format_version": 1, "capture": capture, "totals": totals, "shards": entries}
-    (folder / "manifest.json").write_text(json.dumps(document))
+    counts = {"samples": len(rows), "tokens": tokens, "supervised_tokens": supervised}
+    total = account(rows_in=len(rows), kept=len(rows), **counts)
+    dataclasses.replace(
+        manifest_with([], sources={"synthetic": total}), capture=spec, shards=tuple(entries)
+    ).publish(folder / "manifest.json")
     pq.write_table(pa.Table.from_pylist(rows), folder / "samples.parquet")
     return Synthetic(path=folder / "manifest.json", spec=spec, samples=samples)
 
 
-def small(folder: Path, *, spec: CaptureSpec | None = None, shard_sizes: Sequence[int] = (4, 3)) -> Synthetic:
-    """A few short samples of distinct lengths in shards of the given sizes."""
+def small(
+    folder: Path, *, spec: CaptureSpec | None = None, shard_sizes: Sequence[int] = (4, 3)
+) -> Synthetic:
+    """Write a few short samples of distinct lengths in shards of the given sizes."""
     spec = spec or capture_spec()
     numbers = iter(range(sum(shard_sizes)))
-    contents = [[sample(5 + 3 * i, spec=spec, seed=i) for i in (next(numbers) for _ in range(size))] for size in shard_sizes]
+    contents = [
+        [sample(5 + 3 * i, spec=spec, seed=i) for i in (next(numbers) for _ in range(size))]
+        for size in shard_sizes
+    ]
     return write_manifest(folder, contents, spec=spec)
 
 
 def norm_model(folder: Path, *, hidden_size: int = 16, model_type: str = "llama") -> Path:
-    """A model folder with nothing but a final norm; its weight is random."""
+    """Write a model folder with nothing but a final norm, whose weight is random."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({"model_type": model_type, "rms_norm_eps": 1e-5, "vocab_size": 100}))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": model_type, "rms_norm_eps": 1e-5, "vocab_size": 100})
+    )
     save_file(
-        {"model.norm.weight": torch.rand(hidden_size, generator=torch.Generator().manual_seed(7)) + 0.5}, folder / "model.safetensors"
+        {
+            "model.norm.weight": (
+                torch.rand(hidden_size, generator=torch.Generator().manual_seed(7)) + 0.5
+            )
+        },
+        folder / "model.safetensors",
     )
     return folder
 
 
 def arrays(count: int, *, seed: int, low: int = 1, high: int = 500) -> np.ndarray:
-    """Sample lengths, int64 [count]."""
+    """Return sample lengths, int64 [count]."""
     return np.random.default_rng(seed).integers(low, high, count)

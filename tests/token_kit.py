@@ -1,4 +1,4 @@
-"""What the tests of tokenising share: real tokenizers, and samples made readable."""
+"""Parts that tests of tokenising share: real tokenizers, and samples made readable."""
 
 import functools
 import json
@@ -7,62 +7,83 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from draftstates import cli
+from draftstates.tokens import encoder as tokenizer_module
 from draftstates.tokens import template as template_module
-from draftstates.tokens import tokenizer as tokenizer_module
 from draftstates.tokens.conversations import Conversation
+from draftstates.tokens.encoder import load_tokenizer
 from draftstates.tokens.options import TokeniseOptions
 from draftstates.tokens.template import ChatTemplate
 from draftstates.tokens.tokenise import tokenise_source
-from draftstates.tokens.tokenizer import load_tokenizer
 from draftstates.tokens.turns import Sample, tokenise_conversation
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SMOLLM2 = REPOSITORY / "models" / "SmolLM2-135M-Instruct"
 TEMPLATES = Path(__file__).resolve().parent / "chat_templates"
 
-_loaded_once = functools.cache(load_tokenizer)  # it takes longer than all else in a test
+# The import takes longer than the rest of a test.
+_loaded_once = functools.cache(load_tokenizer)
 tokenizer_module.load_tokenizer = template_module.load_tokenizer = _loaded_once
 
 
 def tokenizer_folder(name: str) -> Path:
-    """Folder of a tokenizer that `fetch_tokenizers.py` has put into the cache, or of the demo's model."""
+    """Return the folder of a tokenizer of `fetch_tokenizers.py`, or of the demo's model."""
     folder = SMOLLM2 if name == "smollm2" else REPOSITORY / ".cache" / "tokenizers" / name
-    assert (folder / "tokenizer.json").exists(), f"{folder}: run `make test`, or tests/fetch_tokenizers.py first"
+    assert (folder / "tokenizer.json").exists(), (
+        f"{folder}: run `make test`, or tests/fetch_tokenizers.py first"
+    )
     return folder
 
 
 @functools.cache
-def template(name: str, file: str | None = None, *, end_tokens: tuple[str, ...] = (), **arguments: Any) -> ChatTemplate:
-    """A chat template with its tokenizer, loaded once."""
+def template(
+    name: str, file: str | None = None, *, end_tokens: tuple[str, ...] = (), **arguments: Any
+) -> ChatTemplate:
+    """Return a chat template with its tokenizer, loaded once."""
     path = TEMPLATES / file if file else None
-    return ChatTemplate(tokenizer_folder(name), chat_template=path, arguments=arguments, end_tokens=end_tokens)
+    return ChatTemplate(
+        tokenizer_folder(name), chat_template=path, arguments=arguments, end_tokens=end_tokens
+    )
 
 
 def chat(*turns: str, system: str | None = None) -> list[dict[str, Any]]:
-    """Messages of a user and an assistant in turn."""
+    """Return messages of a user and an assistant in turn."""
     messages = [{"role": "system", "content": system}] if system is not None else []
-    return messages + [{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(turns)]
+    return messages + [
+        {"role": ("user", "assistant")[index % 2], "content": text}
+        for index, text in enumerate(turns)
+    ]
 
 
 def tokenise(
-    loaded: ChatTemplate, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None = None, **options: Any
+    loaded: ChatTemplate,
+    messages: list[dict[str, Any]],
+    *,
+    tools: list[dict[str, Any]] | None = None,
+    **options: Any,
 ) -> list[Sample]:
-    """Samples of one conversation; an error where some of its turns are left out."""
-    samples, lost = tokenise_conversation(Conversation(messages, tools), loaded, TokeniseOptions(**{"max_tokens": 4096, **options}))
+    """Return the samples of one conversation; fail if some of its turns are left out."""
+    samples, lost = tokenise_conversation(
+        Conversation(messages, tools), loaded, TokeniseOptions(**{"max_tokens": 4096, **options})
+    )
     assert not lost
     return samples
 
 
-def server_ids(loaded: ChatTemplate, messages: list[dict[str, Any]], *, prompt: bool = False, **arguments: Any) -> list[int]:
-    """Ids as transformers' own `apply_chat_template` gives them."""
+def server_ids(
+    loaded: ChatTemplate, messages: list[dict[str, Any]], *, prompt: bool = False, **arguments: Any
+) -> list[int]:
+    """Return the ids by transformers' own `apply_chat_template`."""
     chosen = {"chat_template": loaded.chat_template, "add_generation_prompt": prompt, **arguments}
     return loaded.tokenizer.apply_chat_template(messages, **chosen)["input_ids"]
 
 
 def targets(loaded: ChatTemplate, sample: Sample) -> list[str]:
-    """The text of each run of targets."""
+    """Return the text of each sequence of supervised tokens."""
     runs: list[list[int]] = []
-    for index, (token, target) in enumerate(zip(sample.input_ids.tolist(), sample.loss_mask.tolist(), strict=True)):
+    for index, (token, target) in enumerate(
+        zip(sample.input_ids.tolist(), sample.loss_mask.tolist(), strict=True)
+    ):
         if target:
             if index == 0 or not sample.loss_mask[index - 1]:
                 runs.append([])
@@ -71,7 +92,7 @@ def targets(loaded: ChatTemplate, sample: Sample) -> list[str]:
 
 
 def marked(loaded: ChatTemplate, sample: Sample) -> str:
-    """The sample's text with its targets in ⟦ ⟧."""
+    """Return the sample's text with its supervised tokens in ⟦ ⟧."""
     text, inside = "", 0
     for token, target in zip(sample.input_ids.tolist(), sample.loss_mask.tolist(), strict=True):
         text += ("⟦" if target else "⟧") if target != inside else ""
@@ -80,8 +101,13 @@ def marked(loaded: ChatTemplate, sample: Sample) -> str:
     return text + ("⟧" if inside else "")
 
 
-def run_source(folder: Path, rows: list[Any], *, workers: int = 1, tokenizer: str = "smollm2", **options: Any) -> dict[str, Any]:
-    """Tokenise rows (objects, or text of a line as it is) as one JSONL source named `test` in `folder`; returns the accounting."""
+def run_source(
+    folder: Path, rows: list[Any], *, workers: int = 1, tokenizer: str = "smollm2", **options: Any
+) -> dict[str, Any]:
+    """Tokenise rows as one JSONL source named `test` in `folder`, and return the accounting.
+
+    A row is an object, or the text of a line as it stands in the file.
+    """
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
     source = folder / "rows.jsonl"
     source.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
@@ -96,8 +122,13 @@ def run_source(folder: Path, rows: list[Any], *, workers: int = 1, tokenizer: st
     )
 
 
+def run_cli(*arguments: object) -> None:
+    """Run one command of `draftstates` in this process."""
+    cli.main([*map(str, arguments)])
+
+
 def run_script(name: str, *arguments: object) -> None:
-    """Run one of `scripts/` in this process: as its own it would take seconds to start."""
+    """Run one of `scripts/` in this process; a process of its own would take seconds to start."""
     before = sys.argv
     sys.argv = [name, *map(str, arguments)]
     try:

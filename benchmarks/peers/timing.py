@@ -1,4 +1,4 @@
-"""What both peers' scripts share: their arguments, and how their preprocessing of a ShareGPT file is timed and told."""
+"""Arguments and timing that the scripts of both peers share."""
 
 import json
 import os
@@ -8,11 +8,21 @@ from collections.abc import Callable
 
 from datasets import Dataset, load_dataset
 
-file, folder, max_tokens, workers, cache = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
+file, folder, max_tokens, workers, cache = (
+    sys.argv[1],
+    sys.argv[2],
+    int(sys.argv[3]),
+    int(sys.argv[4]),
+    sys.argv[5],
+)
 
 
-def tell(build: Callable[[Dataset], Dataset]) -> None:
-    """Print one JSON line of the time from the file to the samples that `build` makes of its rows."""
+def report(build: Callable[[Dataset], Dataset]) -> None:
+    """Print the time from the file to the samples as one JSON line.
+
+    Args:
+        build: makes the samples from the file's rows.
+    """
     start, before = time.perf_counter(), sum(os.times()[:4])
     rows = load_dataset("json", data_files=file, split="train", cache_dir=cache)
     loaded = time.perf_counter()

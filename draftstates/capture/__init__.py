@@ -1,1 +1,1 @@
-"""The SGLang plug-in: the only part that imports SGLang."""
+"""The SGLang plug-in, the only part of the package that imports SGLang."""

@@ -1,4 +1,7 @@
-"""A fixed number of host memory blocks that rows pass through: memory is bounded, and a slow disk slows the scheduler."""
+"""Host memory blocks, fixed in number, through which rows pass.
+
+They bound the memory, and let a slow disk slow the scheduler.
+"""
 
 import queue
 import threading
@@ -7,18 +10,21 @@ import torch
 
 
 class Block:
-    """One block of host memory; it returns to its pool when the last of its users has let go."""
+    """One block of host memory; it returns to its pool when its last user releases it."""
 
     def __init__(self, pool: "BlockPool", memory: torch.Tensor) -> None:
-        self.memory = memory  # uint8 [block_bytes], pinned where there is a GPU
+        # uint8 [block_bytes]; pinned on a machine with a GPU.
+        self.memory = memory
         self._pool = pool
         self._users = 0
         self._lock = threading.Lock()
 
     def hold(self, users: int) -> None:
+        """Set how many users must release the block."""
         self._users = users
 
     def release(self) -> None:
+        """Release the block for one user."""
         with self._lock:
             self._users -= 1
             done = self._users == 0
@@ -27,25 +33,30 @@ class Block:
 
 
 class BlockPool:
-    """`total_bytes` of blocks, all made at once: pinning memory takes time, and the scheduler must not wait for it during a run.
+    """Pool of `total_bytes` of blocks, all made at once.
 
-    The block that came back last is taken first, so that ordinary memory, which is real only once it is written to, stays little.
+    Pinning memory takes time, and the scheduler must not wait for it. The most recently returned
+    block is taken first: the kernel backs ordinary memory with pages when it is first written, so
+    few pages are in use.
     """
 
     def __init__(self, *, total_bytes: int, block_bytes: int, pinned: bool) -> None:
         self.block_bytes = block_bytes
         self._free: queue.LifoQueue[Block] = queue.LifoQueue()
         for _ in range(max(2, total_bytes // block_bytes)):
-            self.give_back(Block(self, torch.empty(block_bytes, dtype=torch.uint8, pin_memory=pinned)))
+            self.give_back(
+                Block(self, torch.empty(block_bytes, dtype=torch.uint8, pin_memory=pinned))
+            )
 
     @property
     def free(self) -> int:
-        """How many blocks nobody uses at the moment."""
+        """Return how many blocks have no user at the moment."""
         return self._free.qsize()
 
     def take(self) -> Block:
-        """A block that nobody else uses; waits until there is one."""
+        """Take a block that has no user; wait until one is free."""
         return self._free.get()
 
     def give_back(self, block: Block) -> None:
+        """Put a block without users back."""
         self._free.put(block)

@@ -1,11 +1,12 @@
-"""SGLang 0.5.23 on any CPU, without its compiled CPU kernels: a platform of PyTorch's own operators.
+"""A platform of PyTorch's own operators: SGLang 0.5.23 on any CPU, without compiled CPU kernels.
 
-For demonstrations and tests. Activated by SGLang only where there is no GPU (entry point group `sglang.srt.platforms`).
+It serves demonstrations and tests. SGLang activates it on a machine without a GPU alone (entry
+point group `sglang.srt.platforms`).
 """
 
 
 def activate() -> str | None:
-    """Name of the platform class, or None where a GPU makes it needless."""
+    """Return the name of the platform class; None on a machine with a GPU."""
     import torch
 
     if torch.cuda.is_available():

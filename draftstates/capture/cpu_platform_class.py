@@ -6,7 +6,7 @@ from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
 
 class TorchCpuPlatform(CpuDeviceMixin, SRTPlatform):
-    """A CPU served by PyTorch's native attention."""
+    """A CPU that computes with PyTorch's native attention."""
 
     _enum = PlatformEnum.OOT
     device_name = "cpu"
@@ -14,7 +14,9 @@ class TorchCpuPlatform(CpuDeviceMixin, SRTPlatform):
     capabilities = PlatformCapabilities()
 
     def get_default_attention_backend(self) -> str:
+        """Return the attention of PyTorch's own operators."""
         return "torch_native"
 
     def is_pin_memory_available(self, device: object = None) -> bool:
+        """Return False: pinned memory serves copies to a GPU."""
         return False

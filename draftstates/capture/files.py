@@ -1,4 +1,7 @@
-"""The files that rows go into: laid out by the client, opened and filled by the server, synced when every row is in."""
+"""Destination files, laid out by the client, opened and filled by the server.
+
+The server syncs a file when every row is written.
+"""
 
 import ctypes
 import errno
@@ -9,78 +12,103 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from draftstates import shards, wire
 from draftstates.capture.settings import CaptureSettings
-from draftstates.capture_spec import STORED_DTYPES
 from draftstates.errors import UserError
+from draftstates.extract import protocol
+from draftstates.files import first_difference
+from draftstates.shards import layout
+from draftstates.spec import STORED_DTYPES
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_START_WRITE_BACK = 2  # SYNC_FILE_RANGE_WRITE: ask for it, do not wait
+# SYNC_FILE_RANGE_WRITE: start the write-back, do not wait for it
+_START_WRITE_BACK = 2
 _MOST_OPEN = 256
 
 
 class DestinationFile:
-    """One shard under construction, filled by this process and perhaps by others: each data parallel rank has samples of its own.
+    """One shard under construction, filled by this process and perhaps by others.
 
-    What has been written is therefore read from the receipts, which all of them append to one file.
+    Each data parallel rank has samples of its own. All ranks append receipts to one file, so the
+    receipts say which rows are written.
 
     Attributes:
         states: first byte and bytes per row of `hidden_states` and `final_hidden_state`.
+        rows: rows of the whole shard.
     """
 
     def __init__(self, path: Path, settings: CaptureSettings) -> None:
-        header = shards.read_header(path)
+        header = layout.read_header(path)
         _compare(path, header, settings)
         self.states = header.states()
         self.rows = header.rows
         self._path = path
         self._fd = os.open(path, os.O_WRONLY)
-        self._receipts = os.open(wire.receipts_path(path), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        self._reader = wire.ReceiptReader(self._receipts)
-        self._written: dict[int, int] = {}  # rows by first row, as the sample's newest receipt says
+        self._receipts = os.open(
+            protocol.receipts_path(path), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644
+        )
+        self._reader = protocol.ReceiptReader(self._receipts)
+        # Number of rows by first row, from each sample's newest receipt.
+        self._written: dict[int, int] = {}
         self._sealed = False
         self._lock = threading.Lock()
         weakref.finalize(self, _close, self._fd, self._receipts)
 
     def is_in_place(self) -> bool:
-        """Whether the file is still where it was opened: neither published nor given up."""
+        """Return whether the file is still where it was opened: neither published nor given up."""
         return self._path.exists()
 
     def write(self, tensor: str, row: int, data: memoryview) -> None:
-        """Put rows at their place and ask the kernel to start writing them back at once."""
+        """Write rows at their place and have the kernel start the write-back at once.
+
+        Args:
+            tensor: `hidden_states` or `final_hidden_state`.
+            row: the first row in the shard.
+            data: bytes of whole rows.
+        """
         if self._is_sealed():
-            # the client may have given the file its final name; an abandoned attempt must not touch it
-            raise RuntimeError("every row of this shard was captured and synced before; run again, and it is made anew")
+            # The client may have given the file its final name. A late attempt must not touch it.
+            raise RuntimeError(
+                "every row of this shard is captured and synced already; start the run a second"
+                " time, and it captures the shard from its start"
+            )
         begin, width = self.states[tensor]
         start = at = begin + row * width
         end = at + len(data)
         if row < 0 or end > begin + self.rows * width:
-            raise ValueError(f"{len(data) // width} rows from row {row} on do not lie in a shard of {self.rows} rows")
+            raise ValueError(
+                f"{len(data) // width} rows from row {row} on do not lie in a shard of {self.rows}"
+                " rows"
+            )
         while at < end:
             at += os.pwrite(self._fd, data[at - start :], at)
-        _LIBC.sync_file_range(self._fd, ctypes.c_int64(start), ctypes.c_int64(end - start), _START_WRITE_BACK)
+        _LIBC.sync_file_range(
+            self._fd, ctypes.c_int64(start), ctypes.c_int64(end - start), _START_WRITE_BACK
+        )
 
-    def finish_sample(self, receipt: wire.Receipt) -> bool:
-        """Append a sample's receipt; True where every row of the shard has then been written.
+    def finish_sample(self, receipt: protocol.Receipt) -> bool:
+        """Append a sample's receipt; return whether every row of the shard is written with it.
 
         Raises:
-            OSError: there is no room for it.
+            OSError: the disk has no room for it.
         """
         self._append(receipt.line())
         return self._is_sealed()
 
     def _is_sealed(self) -> bool:
-        """Whether every row of the shard has been written at some time, whoever did it."""
+        """Return whether every row of the shard has been written at some time, by any rank."""
         with self._lock:
             for receipt in self._reader.new():
-                self._written[wire.parse_rid(receipt.rid).first_row] = receipt.rows
-                self._sealed = self._sealed or sum(self._written.values()) + self._reader.copied_rows == self.rows
+                self._written[protocol.parse_rid(receipt.rid).first_row] = receipt.rows
+                self._sealed = (
+                    self._sealed
+                    or sum(self._written.values()) + self._reader.copied_rows == self.rows
+                )
             return self._sealed
 
     def sync(self) -> None:
-        """Bring the data to the disk, then say so."""
+        """Bring the data to the disk, then append a line that says so."""
         os.fdatasync(self._fd)
-        self._append(wire.synced_line(self.rows))
+        self._append(protocol.synced_line(self.rows))
 
     def _append(self, line: bytes) -> None:
         if os.write(self._receipts, line) < len(line):
@@ -88,7 +116,10 @@ class DestinationFile:
 
 
 class Destinations:
-    """Opens each destination once, only below the root, only if it is laid out for what this server captures."""
+    """Open destinations of a server.
+
+    Each one is opened once, lies below the root, and is laid out for the server's capture.
+    """
 
     def __init__(self, settings: CaptureSettings) -> None:
         self._settings = settings
@@ -96,33 +127,40 @@ class Destinations:
         self._syncer = ThreadPoolExecutor(2, thread_name_prefix="draftstates-sync")
 
     def open(self, file: str) -> DestinationFile:
-        """The open destination of a request.
+        """Return the open destination of a request.
 
         Raises:
-            UserError: outside the root, not there, or laid out for another capture.
+            UserError: the file lies outside the root, is missing, or is laid out for another
+                capture.
         """
         if file not in self._open:
             path = (self._settings.root / file).resolve()
             if not path.is_relative_to(self._settings.root):
-                raise UserError(f"{file} lies outside {self._settings.root}, the folder that this server was started with")
+                raise UserError(
+                    f"{file} lies outside {self._settings.root}, the folder that this server was"
+                    " started with"
+                )
             if not path.exists():
                 raise UserError(f"the server sees no {path}; its root is {self._settings.root}")
-            # a deleted file keeps its bytes from the disk for as long as it is open
+            # A deleted file takes room on the disk for as long as it is open.
             self._open = {name: each for name, each in self._open.items() if each.is_in_place()}
             self._open[file] = DestinationFile(path, self._settings)
             while len(self._open) > _MOST_OPEN:
-                # oldest first; it stays open for writers that hold it and closes with the last of them
+                # The oldest first. It stays open for the writers that hold it, and closes with the
+                # last of them.
                 self._open.pop(next(iter(self._open)))
         return self._open[file]
 
     def sync_later(self, destination: DestinationFile) -> None:
+        """Sync a destination in a thread of its own."""
         self._syncer.submit(_sync, destination)
 
 
 def _sync(destination: DestinationFile) -> None:
     try:
         destination.sync()
-    except OSError:  # the client will miss its word; the log says why
+    # The client misses the line that says so; the log says why.
+    except OSError:
         traceback.print_exc()
 
 
@@ -131,13 +169,14 @@ def _close(*descriptors: int) -> None:
         os.close(descriptor)
 
 
-def _compare(path: Path, header: shards.ShardHeader, settings: CaptureSettings) -> None:
+def _compare(path: Path, header: layout.ShardHeader, settings: CaptureSettings) -> None:
     spec = settings.spec
     expected = {
         "residual_layers": spec.residual_layers,
         "final_norm": spec.final_norm,
         "stored dtype": STORED_DTYPES[spec.stored_dtype][0],
-        "capture key": spec.key,  # last: it differs wherever another one does, and for another model or another number format
+        # Last: the key differs wherever another value differs, and for another model or dtype.
+        "capture key": spec.key,
     }
     found = {
         "residual_layers": header.residual_layers,
@@ -145,6 +184,8 @@ def _compare(path: Path, header: shards.ShardHeader, settings: CaptureSettings) 
         "stored dtype": header.tensors["hidden_states"][0],
         "capture key": header.metadata["capture_key"],
     }
-    for name, value in expected.items():
-        if found[name] != value:
-            raise UserError(f"{path}: laid out for {name} {found[name]}, but this server captures {value}")
+    if difference := first_difference(expected, found):
+        raise UserError(
+            f"{path}: laid out for {difference.name} {difference.found}, but this server captures"
+            f" {difference.expected}"
+        )

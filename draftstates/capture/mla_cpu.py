@@ -1,7 +1,7 @@
 """Attention of DeepSeek-type models on the CPU platform.
 
-SGLang's native attention reads k and v back from the latent pool, which holds neither. In a prefill without a prefix they are
-passed in, so attention can be computed on them directly.
+SGLang's native attention reads k and v back from the latent pool, which holds neither. A prefill
+without a prefix passes k and v in, so attention can be computed on them directly.
 """
 
 import torch
@@ -11,7 +11,7 @@ TARGET = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBacken
 
 
 def register() -> None:
-    """Hook the native attention backend where there is no GPU."""
+    """Hook the native attention backend on a machine without a GPU."""
     if torch.cuda.is_available():
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -43,6 +43,8 @@ def _forward_extend(
     for length in forward_batch.extend_seq_lens_cpu:
         rows = slice(start, start + length)
         heads = [t[rows].movedim(0, 1)[None] for t in (q, k, v)]
-        out[rows] = scaled_dot_product_attention(*heads, is_causal=True, scale=layer.scaling)[0].movedim(1, 0)
+        out[rows] = scaled_dot_product_attention(*heads, is_causal=True, scale=layer.scaling)[
+            0
+        ].movedim(1, 0)
         start += length
     return out.view(q.shape[0], -1)

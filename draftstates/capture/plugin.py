@@ -1,17 +1,19 @@
-"""Entry point of the SGLang plug-in: checks every seam that capture rests on, then hooks two of them.
+"""Entry point of the SGLang plug-in: it checks every seam that capture rests on, then hooks two.
 
-SGLang logs an exception in a plug-in and starts without it. A server that captures nothing must not start, so a seam
-that is not where it was ends the process instead (`SystemExit` is not caught there).
+SGLang logs an exception in a plug-in and starts without it. A server that captures nothing must not
+start, so a seam that has moved ends the process instead (SGLang does not catch `SystemExit`).
 """
 
 import inspect
 import pkgutil
 import sys
+from pathlib import Path
 
-from draftstates import model
 from draftstates.capture.settings import CaptureSettings
-from draftstates.capture_spec import CaptureSpec
 from draftstates.errors import UserError
+from draftstates.model.digest import model_digest
+from draftstates.model.folder import ModelFolder
+from draftstates.spec import CaptureSpec
 
 LOAD_MODEL = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
 LOGITS = "sglang.srt.layers.logits_processor.LogitsProcessor.forward"
@@ -19,13 +21,30 @@ FORWARD_BATCH = "sglang.srt.model_executor.forward_batch_info.ForwardBatch"
 LOGITS_OUTPUT = "sglang.srt.layers.logits_processor.LogitsProcessorOutput"
 PARALLEL = "sglang.srt.runtime_context.get_parallel"
 GRAPHS = "sglang.srt.model_executor.cuda_graph_config.check_cuda_graph_backend"
-LOGITS_PARAMETERS = ("input_ids", "hidden_states", "lm_head", "logits_metadata", "aux_hidden_states")
-MADE_UP = "made-up weights"  # the digest of a model that a server makes up (`--load-format dummy`), for benchmarks
-FORWARD_BATCH_FIELDS = ("rids", "extend_prefix_lens_cpu", "extend_seq_lens_cpu", "input_ids", "forward_mode")
+LOGITS_PARAMETERS = (
+    "input_ids",
+    "hidden_states",
+    "lm_head",
+    "logits_metadata",
+    "aux_hidden_states",
+)
+# Stands for the digest of a model whose weights a server makes up (`--load-format dummy`), for
+# benchmarks.
+MADE_UP = "made-up weights"
+FORWARD_BATCH_FIELDS = (
+    "rids",
+    "extend_prefix_lens_cpu",
+    "extend_seq_lens_cpu",
+    "input_ids",
+    "forward_mode",
+)
 
 
 def register() -> None:
-    """Called by SGLang in each of its processes. Inert unless the server was started for capture."""
+    """Check and hook SGLang, which calls this function in each of its processes.
+
+    Do nothing if the server was not started for capture.
+    """
     settings = CaptureSettings.from_environment()
     if settings is None:
         return
@@ -42,60 +61,94 @@ def register() -> None:
 
 
 def check_seams() -> None:
-    """Make sure that SGLang still has what capture reads and hooks.
+    """Check that SGLang still has what capture reads and hooks.
 
     Raises:
-        SystemExit: naming the seam that has moved.
+        SystemExit: names the seam that has moved.
     """
     resolve(LOAD_MODEL)
     resolve(PARALLEL)
     resolve(GRAPHS)
-    require(LOGITS, found=list(inspect.signature(resolve(LOGITS)).parameters), needed=LOGITS_PARAMETERS)
-    require(FORWARD_BATCH, found=list(resolve(FORWARD_BATCH).__dataclass_fields__), needed=FORWARD_BATCH_FIELDS)
-    require(LOGITS_OUTPUT, found=list(resolve(LOGITS_OUTPUT).__dataclass_fields__), needed=("customized_info",))
+    require(
+        LOGITS, found=list(inspect.signature(resolve(LOGITS)).parameters), needed=LOGITS_PARAMETERS
+    )
+    require(
+        FORWARD_BATCH,
+        found=list(resolve(FORWARD_BATCH).__dataclass_fields__),
+        needed=FORWARD_BATCH_FIELDS,
+    )
+    require(
+        LOGITS_OUTPUT,
+        found=list(resolve(LOGITS_OUTPUT).__dataclass_fields__),
+        needed=("customized_info",),
+    )
 
 
 def check_server(*, pp_size: int, dp_size: int, nodes: int) -> None:
-    """Called once the server's arguments are settled.
+    """Refuse a server whose rows cannot be captured; call it once the arguments are settled.
 
     Raises:
-        SystemExit: the server is of a kind that cannot be captured.
+        SystemExit: names the argument that stands in the way.
     """
     if pp_size > 1:
-        refuse("it is pipeline parallel, and no rank sees all layers; use tensor or data parallel")
+        refuse(
+            "it is pipeline parallel, so that no rank sees all layers; use tensor or data parallel"
+        )
     if dp_size > 1 and nodes > 1:
-        # they fill one shard together, and its last writer syncs what all have written: that takes one machine's page cache
-        refuse("its data parallel ranks are on several nodes; start a server of its own on each node")
+        # The ranks fill one shard together. The last writer syncs what all ranks have written,
+        # which works in one machine's page cache alone.
+        refuse(
+            "its data parallel ranks are on several nodes; start a server of its own on each node"
+        )
     if not resolve(GRAPHS)("prefill", "disabled"):
-        # a replayed graph runs no Python, so the entry hooks see nothing, and what it hands over lies in buffers that the next replay
-        # overwrites, perhaps before they have been copied
-        refuse("prefill graphs are on, and rows cannot be taken from a replayed one; add --cuda-graph-backend-prefill disabled")
+        # A replayed graph runs no Python, so the entry hooks see nothing. The states that it hands
+        # over lie in buffers that the next replay overwrites, perhaps before they are copied.
+        refuse(
+            "prefill graphs are on, and rows cannot be taken from a replayed graph; add"
+            " --cuda-graph-backend-prefill disabled"
+        )
 
 
 def check_model(arguments: object, config: object, *, spec: CaptureSpec) -> None:
-    """Called once the model is loaded: by its content, and in the number format, that the capture was planned for.
+    """Refuse a loaded model with another content or another number format than the capture's.
 
     Args:
-        arguments, config: SGLang's `ServerArgs` and `ModelConfig`.
+        arguments: SGLang's `ServerArgs`.
+        config: SGLang's `ModelConfig`.
+        spec: the capture that was planned.
 
     Raises:
-        SystemExit: another model, or one that computes otherwise; the capture key would not tell the rows apart.
+        SystemExit: names the difference; the capture key would not tell the rows apart.
     """
     try:
-        digest = MADE_UP if arguments.load_format == "dummy" else model.digest(arguments.model_path)
+        digest = (
+            MADE_UP
+            if arguments.load_format == "dummy"
+            else model_digest(ModelFolder(Path(arguments.model_path)))
+        )
     except UserError as error:
         refuse(str(error))
     if digest != spec.model_digest:
-        refuse(f"{arguments.model_path} holds {digest}, but the capture is of {spec.model_digest}: the model has changed since the plan")
+        refuse(
+            f"{arguments.model_path} holds {digest}, but the capture is of {spec.model_digest}: the"
+            " model has changed since the plan"
+        )
     if str(config.dtype) != f"torch.{spec.compute_dtype}":
         refuse(f"it computes in {config.dtype}, but the capture is of {spec.compute_dtype}")
     if config.quantization and not spec.quantization:
-        refuse(f"it quantises the model ({config.quantization}), but the capture is of one that is not quantised")
+        refuse(
+            f"it quantises the model ({config.quantization}), but the capture is of a model that is"
+            " not quantised"
+        )
     if arguments.json_model_override_args not in ("", "{}"):
-        refuse(f"its model's configuration is changed by {arguments.json_model_override_args}; change the model's config.json instead")
+        refuse(
+            f"its model's configuration is changed by {arguments.json_model_override_args}; change"
+            " the model's config.json instead"
+        )
 
 
 def resolve(name: str) -> object:
+    """Return the object of SGLang with this dotted name; end the process where it has moved."""
     try:
         return pkgutil.resolve_name(name)
     except (ImportError, AttributeError) as error:
@@ -103,12 +156,14 @@ def resolve(name: str) -> object:
 
 
 def require(seam: str, *, found: list[str], needed: tuple[str, ...]) -> None:
+    """End the process where a seam lacks a name that capture needs."""
     missing = [name for name in needed if name not in found]
     if missing:
         refuse(f"{seam} has no {', '.join(missing)}; it has {', '.join(found)}")
 
 
 def refuse(what: str) -> None:
+    """End the process with the reason, on standard error too."""
     import sglang
 
     message = f"draftstates: cannot capture with sglang {sglang.__version__}: {what}"

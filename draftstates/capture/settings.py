@@ -1,11 +1,14 @@
-"""What a server is started with, in one environment variable, so that every process of it sees the same."""
+"""Settings that a server is started with, in one environment variable.
+
+All processes of the server see the same settings.
+"""
 
 import dataclasses
 import json
 import os
 from pathlib import Path
 
-from draftstates.capture_spec import CaptureSpec
+from draftstates.spec import CaptureSpec
 
 ENVIRONMENT = "DRAFTSTATES_CAPTURE"
 
@@ -15,11 +18,13 @@ class CaptureSettings:
     """Settings of the plug-in.
 
     Attributes:
-        root: the server writes only below this folder.
-        spec: what the server captures, of which model: files that are laid out for anything else it refuses.
-        queue_bytes: host memory for rows on their way to the disk; when it is full the scheduler waits.
+        root: the folder below which the server writes; it writes nowhere else.
+        spec: the capture and its target model; the server refuses files that are laid out for
+            another capture.
+        queue_bytes: host memory for rows on their way to the disk; the scheduler waits while it is
+            full.
         block_bytes: size of one block of that memory.
-        writers: threads that write.
+        writers: number of threads that write.
     """
 
     root: Path
@@ -29,13 +34,20 @@ class CaptureSettings:
     writers: int = 8
 
     def to_environment(self) -> dict[str, str]:
+        """Return the variable that hands the settings to a server."""
         return {ENVIRONMENT: json.dumps({**dataclasses.asdict(self), "root": str(self.root)})}
 
     @classmethod
     def from_environment(cls) -> "CaptureSettings | None":
-        """The settings, or None where this server was not started by us."""
+        """Read the settings; return None if the server was not started for capture."""
         text = os.environ.get(ENVIRONMENT)
         if not text:
             return None
         values = json.loads(text)
-        return cls(**{**values, "root": Path(values["root"]).resolve(), "spec": CaptureSpec(**values["spec"])})
+        return cls(
+            **{
+                **values,
+                "root": Path(values["root"]).resolve(),
+                "spec": CaptureSpec(**values["spec"]),
+            }
+        )

@@ -1,8 +1,9 @@
-"""Writer threads: rows from host blocks to their files, checksums on the way, a receipt at a sample's last row.
+"""Writer threads: rows go from host blocks to their files, and samples get checksums and receipts.
 
-All chunks of one sample go through the same thread, in order, so that its checksum needs no lock. It takes the checksum while a
-second thread writes: a long sample's last chunk, half a gigabyte, is waited for after the GPU is done. More than one would not
-help: the kernel lets one thread at a time write to a file.
+All chunks of one sample go through the same thread, in order, so its checksum needs no lock. The
+thread takes the checksum while a second thread writes: the client waits for a long sample's last
+chunk, half a gigabyte, after the GPU is done. A third thread would not help, because the kernel
+lets one thread at a time write to a file.
 """
 
 import dataclasses
@@ -15,13 +16,16 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 import xxhash
 
-from draftstates import wire
 from draftstates.capture.blocks import Block
 from draftstates.capture.files import DestinationFile, Destinations
-from draftstates.wire import Destination
+from draftstates.extract import protocol
+from draftstates.extract.protocol import Destination
+from draftstates.shards.layout import combined_checksum
 
-_MOST_REMEMBERED = 4096  # samples that a thread remembers: unfinished, or finished and perhaps prefilled again
-_SMALL_BYTES = 16 << 20  # not worth a second thread's waking
+# Samples that a thread remembers: unfinished, or finished and perhaps prefilled a second time.
+_MOST_REMEMBERED = 4096
+# Rows of fewer bytes are not worth the waking of a second thread.
+_SMALL_BYTES = 16 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,10 +33,16 @@ class Job:
     """Consecutive rows of one sample in a block.
 
     Attributes:
+        destination: the destination that the request's id names.
+        file: the open file of the destination.
         start: position of the first of these rows in the sample.
-        chunk_start: True where these rows begin a prefill chunk.
-        hidden, final, ids: uint8 views into the block: `hidden_states`, `final_hidden_state` and int32 input ids of the rows.
-        ready: waits until the copy into the block is complete.
+        rows: number of rows.
+        chunk_start: True if these rows begin a prefill chunk.
+        hidden: uint8 view into the block, the rows' `hidden_states`.
+        final: uint8 view into the block, the rows' `final_hidden_state`.
+        ids: uint8 view into the block, the rows' int32 `input_ids`.
+        block: the block that these views hold.
+        ready: the event at which the copy into the block is complete; None on a CPU.
     """
 
     destination: Destination
@@ -48,7 +58,7 @@ class Job:
 
 
 class _Progress:
-    """How far one sample has come in this attempt."""
+    """Progress of one sample in this attempt."""
 
     def __init__(self, start: int) -> None:
         self.cached_tokens = start
@@ -56,22 +66,25 @@ class _Progress:
         self.rows = 0
         self.chunks = 0
         self.error: str | None = None
-        self.hidden, self.final, self.ids = xxhash.xxh3_64(), xxhash.xxh3_64(), xxhash.xxh3_64()
+        self.hidden, self.final, self.ids = xxhash.xxh3_128(), xxhash.xxh3_128(), xxhash.xxh3_64()
 
-    def receipt(self, rid: str) -> wire.Receipt:
-        return wire.Receipt(
+    def receipt(self, rid: str) -> protocol.Receipt:
+        return protocol.Receipt(
             rid=rid,
             rows=self.rows,
             chunks=self.chunks,
             cached_tokens=self.cached_tokens,
             ids_hash=self.ids.hexdigest(),
-            checksum=self.hidden.hexdigest() + self.final.hexdigest(),
+            checksum=combined_checksum(self.hidden, self.final),
             error=self.error,
         )
 
 
 class Writers:
-    """A fixed number of threads, each with a queue and a thread to write of its own; what is queued is bounded by its blocks."""
+    """Writer threads, fixed in number, each with a queue and a second thread that writes.
+
+    The blocks bound what is queued.
+    """
 
     def __init__(self, destinations: Destinations, *, threads: int) -> None:
         self._destinations = destinations
@@ -80,10 +93,12 @@ class Writers:
         self._next = 0
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="draftstates-write")
         for number, jobs in enumerate(self._queues):
-            threading.Thread(target=self._run, args=(jobs,), name=f"draftstates-writer-{number}", daemon=True).start()
+            threading.Thread(
+                target=self._run, args=(jobs,), name=f"draftstates-writer-{number}", daemon=True
+            ).start()
 
     def put(self, job: Job) -> None:
-        """Queue a job; called by the scheduler's thread alone."""
+        """Queue a job; the scheduler's thread alone calls this."""
         rid = job.destination.rid
         if rid not in self._turn:
             self._turn[rid] = self._next = (self._next + 1) % len(self._queues)
@@ -103,13 +118,14 @@ class Writers:
                 job.block.release()
 
     def _fail(self, job: Job, samples: OrderedDict[str, _Progress], error: Exception) -> None:
-        """The sample must fail by name, and the thread must live on for the others."""
+        """Fail the job's sample by its sample id; the thread lives on for the other samples."""
         traceback.print_exc()
         progress = samples.setdefault(job.destination.rid, _Progress(job.start))
         progress.error = f"{type(error).__name__}: {error}"
         try:
             job.file.finish_sample(progress.receipt(job.destination.rid))
-        except Exception:  # no room for the receipt either: the client will miss it
+        # The disk has no room for the receipt either: the client misses it.
+        except Exception:
             traceback.print_exc()
 
     def _write(self, job: Job, samples: OrderedDict[str, _Progress]) -> None:
@@ -127,7 +143,8 @@ class Writers:
             try:
                 _sum(progress, job, hidden, final)
             finally:
-                writing.result()  # also where the sum failed: the block is used again afterwards
+                # Also where the checksum failed: another job uses the block afterwards.
+                writing.result()
         progress.rows += job.rows
         progress.next += job.rows
         if progress.next < job.destination.rows:
@@ -149,9 +166,11 @@ def _sum(progress: _Progress, job: Job, hidden: memoryview, final: memoryview) -
 
 
 def _advance(job: Job, samples: OrderedDict[str, _Progress]) -> _Progress | None:
-    """The sample's progress, begun anew where the request was retracted before its last row and starts over.
+    """Return the sample's progress.
 
-    None where its last row was written before: retracted while it decoded and prefilled again, its rows and receipt stand.
+    The progress starts from zero if the request was retracted before its last row and starts over.
+    It is None if the last row is written already: SGLang retracted the request while it decoded and
+    prefills it a second time; rows and receipt stand.
     """
     rid = job.destination.rid
     progress = samples.get(rid)
@@ -162,6 +181,6 @@ def _advance(job: Job, samples: OrderedDict[str, _Progress]) -> _Progress | None
         while len(samples) > _MOST_REMEMBERED:
             samples.popitem(last=False)
     if job.start != progress.next:
-        raise RuntimeError(f"rows {job.start}.. arrived where row {progress.next} was due")
+        raise RuntimeError(f"expected rows from {progress.next} on, found rows from {job.start} on")
     progress.chunks += job.chunk_start
     return progress

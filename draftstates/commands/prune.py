@@ -1,37 +1,46 @@
-"""Remove the shards that their run's manifest does not list and the present plan does not ask for, and what killed
-jobs left of unfinished ones. Without --delete, only say which.
+"""Removal of the shards that neither their capture's manifest lists nor the present plan asks for.
 
-Of a run that has no manifest only the unfinished ones go: what no process holds and nobody has written to for an hour.
+Files that killed jobs left are removed too. Without --delete, the command only lists all these.
 
-A shard that is removed cannot lend its rows to a later one, which then captures them again.
+If a capture has no manifest, only its unfinished shards are removed: those that no process holds
+and that nobody has written to for an hour.
+
+A later shard cannot take rows from a removed one, and captures them instead.
 """
 
 import argparse
 from pathlib import Path
 
-from draftstates import cli
 from draftstates.errors import UserError
-from draftstates.prune import remove, unfinished, unlisted
+from draftstates.report.prune import remove, unfinished, unlisted
+
+EXAMPLE = "draftstates prune --results results --delete"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", type=Path, default=Path("results"), help="`results` of the configuration")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--results", type=Path, default=Path("results"), help="`results` of the configuration"
+    )
     parser.add_argument("--delete", action="store_true", help="remove them")
-    arguments = parser.parse_args()
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """List what can be removed, and remove it with --delete."""
     if not arguments.results.is_dir():
         raise UserError(f"{arguments.results}: expected the results folder of a run, found none")
     found, left = unlisted(arguments.results), unfinished(arguments.results)
     for shard in found:
-        print(f"{shard.run}/{shard.shard_id}  {shard.bytes:,} bytes")
+        print(f"{shard.capture_folder}/{shard.shard_id}  {shard.bytes:,} bytes")
     for each in left:
         print(f"{each.folder.relative_to(arguments.results)}  {each.bytes:,} bytes")
     if arguments.delete:
         remove(found, left)
     total = sum(each.bytes for each in (*found, *left))
-    outcome = "removed" if arguments.delete else "to remove: run again with --delete" if found or left else "to remove"
+    outcome = (
+        "removed"
+        if arguments.delete
+        else "to remove: run again with --delete"
+        if found or left
+        else "to remove"
+    )
     print(f"{len(found):,} shards and {len(left):,} unfinished ones, {total:,} bytes {outcome}")
-
-
-if __name__ == "__main__":
-    cli.run(main)

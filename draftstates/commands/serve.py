@@ -1,6 +1,7 @@
-"""Keep the configured server up until Ctrl-C, for a look at it; or print its command, to be run where this launches nothing.
+"""The configured server, kept up until Ctrl-C; or, with --print, its command.
 
-On one machine, runs of the workflow started meanwhile use the server too.
+Run the printed command where this machine starts no server. On one machine, runs of the workflow
+that start meanwhile use the server too.
 """
 
 import argparse
@@ -8,37 +9,57 @@ import shlex
 from pathlib import Path
 
 from draftstates import config
-from draftstates.capture_spec import CaptureSpec
-from draftstates.cli import run
+from draftstates.records import Plan
 from draftstates.server.command import attestation_path, server_settings
 from draftstates.server.hold import hold
 from draftstates.server.launchers import server_command
 from draftstates.server.settings import ServerSettings
 
+EXAMPLE = "draftstates serve --config results/config/DIGEST.yaml --plan results/plan.json"
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, required=True, help="resolved configuration")
     parser.add_argument("--plan", type=Path, required=True)
-    parser.add_argument("--print", type=Path, metavar="KEY_YAML", help="print the command; the file says `api-key: <key>`")
+    parser.add_argument(
+        "--print",
+        type=Path,
+        metavar="KEY_YAML",
+        help="print the command; the file says `api-key: <key>`",
+    )
     parser.add_argument("--host", default="0.0.0.0", help="address to bind, in the printed command")
-    parser.add_argument("--port", type=int, default=30000, help="port to bind, in the printed command")
-    arguments = parser.parse_args()
+    parser.add_argument(
+        "--port", type=int, default=30000, help="port to bind, in the printed command"
+    )
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Print the server's command, or keep the server up."""
     configured = config.load(arguments.config)
-    settings = server_settings(configured, spec=CaptureSpec.from_plan(arguments.plan), plan=arguments.plan)
+    settings = server_settings(
+        configured, spec=Plan.read(arguments.plan).capture, plan=arguments.plan
+    )
     if arguments.print:
-        print(command_line(settings, host=arguments.host, port=arguments.port, key_config=arguments.print.resolve()))
+        print(
+            command_line(
+                settings,
+                host=arguments.host,
+                port=arguments.port,
+                key_config=arguments.print.resolve(),
+            )
+        )
     else:
         attestation_path(configured).parent.mkdir(parents=True, exist_ok=True)
         hold(settings)
 
 
 def command_line(settings: ServerSettings, *, host: str, port: int, key_config: Path) -> str:
-    """A server's environment and command as one line for a shell."""
-    values = {"{host}": host, "{port}": str(port), "{key_config}": str(key_config), "{replica}": "0"}
+    """Return a server's environment and command as one line for a shell."""
+    values = {
+        "{host}": host,
+        "{port}": str(port),
+        "{key_config}": str(key_config),
+        "{replica}": "0",
+    }
     variables = [f"{name}={value}" for name, value in settings.env.items()]
     return shlex.join(["env", *variables, *server_command(settings, values)])
-
-
-if __name__ == "__main__":
-    run(main)

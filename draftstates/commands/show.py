@@ -1,4 +1,4 @@
-"""Show samples with their targets marked, in the terminal or as an HTML page."""
+"""Samples with their supervised tokens marked, in the terminal or as an HTML page."""
 
 import argparse
 import os
@@ -6,46 +6,65 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from draftstates.building import publish_text
-from draftstates.cli import run
-from draftstates.tokens.show import as_html, as_terminal, find_sample, html_page, runs, spread_samples
-from draftstates.tokens.tokenizer import load_tokenizer
+from draftstates.errors import UserError
+from draftstates.files import publish_text
+from draftstates.report.samples import (
+    as_terminal,
+    find_sample,
+    marked,
+    page_of,
+    spread_samples,
+    title,
+)
+from draftstates.tokens.encoder import load_tokenizer
+
+EXAMPLE = "draftstates show results/tokens/demo.parquet --tokenizer models/SmolLM2-135M-Instruct"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tokens", type=Path, nargs="+", help="Parquet files of sources, such as results/tokens/demo.parquet")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "tokens",
+        type=Path,
+        nargs="+",
+        help="Parquet files of sources, such as results/tokens/demo.parquet",
+    )
     parser.add_argument("--tokenizer", required=True, type=Path, help="folder with the tokenizer")
-    parser.add_argument("--trust-remote-code", action="store_true", help="run the Python code in that folder")
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="run the Python code in that folder"
+    )
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--sample", help="id of the sample, or its beginning")
+    which.add_argument("--sample", help="sample id, or its beginning")
     which.add_argument("--row", type=int, help="row of the source, counted from 0")
-    which.add_argument("--count", type=int, default=1, help="so many samples of each source, evenly spread; the first where left out")
+    which.add_argument(
+        "--count",
+        type=int,
+        default=1,
+        help="samples of each source, evenly spread; default: 1, the first",
+    )
     parser.add_argument("--html", type=Path, help="write a page instead")
-    arguments = parser.parse_args()
-    if len(arguments.tokens) > 1 and not (arguments.sample is None and arguments.row is None):
-        parser.error("--sample and --row look in one file")
-    found = [(path.stem, sample) for path in arguments.tokens for sample in chosen(path, arguments)]
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Print the chosen samples, or write them as a page."""
+    one = arguments.sample is not None or arguments.row is not None
+    if len(arguments.tokens) > 1 and one:
+        raise UserError(
+            f"--sample and --row look in one file: expected one, found {len(arguments.tokens)}"
+        )
+    found = [
+        (path.stem, sample) for path in arguments.tokens for sample in _chosen(path, arguments)
+    ]
     tokenizer = load_tokenizer(arguments.tokenizer, trust_remote_code=arguments.trust_remote_code)
-    pages = []
-    for source, sample in found:
-        targets = sum(sample["loss_mask"])
-        title = f"sample {sample['sample_id']}, row {sample['row']} of {source}: {len(sample['input_ids'])} tokens, {targets} targets"
-        marked = runs(tokenizer, sample["input_ids"], sample["loss_mask"])
-        if arguments.html:
-            pages.append(as_html(marked, title=title))
-        else:
-            colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-            print(f"{title}\n{as_terminal(marked, colour=colour)}\n")
     if arguments.html:
-        publish_text(html_page(pages), arguments.html)
+        publish_text(page_of(found, tokenizer), arguments.html)
+        return
+    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    for source, sample in found:
+        print(f"{title(source, sample)}\n{as_terminal(marked(tokenizer, sample), colour=colour)}\n")
 
 
-def chosen(path: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """What is to be shown of one source."""
+def _chosen(path: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the samples of one source that the arguments choose."""
     if arguments.sample is None and arguments.row is None:
         return spread_samples(path, count=arguments.count)
     return find_sample(path, sample_id=arguments.sample, row=arguments.row)
-
-
-run(main)

@@ -1,6 +1,8 @@
-"""Show what a run is doing: shards captured, running and failed, tokens per second of each server, time and disk left.
+"""Progress of a run.
 
-It reads files only, so it works from any terminal or node that sees the results folder.
+The command shows the shards captured, running and failed, the tokens per second of each server, and
+the time and disk space left. It reads files only, so it works from any terminal or node that sees
+the results folder.
 """
 
 import argparse
@@ -11,17 +13,23 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from draftstates import cli
-from draftstates.status import look, view
+from draftstates.paths import Results
+from draftstates.report.status import look, view
+
+EXAMPLE = "draftstates status --results results --once"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", type=Path, default=Path("results"), help="`results` of the configuration")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--results", type=Path, default=Path("results"), help="`results` of the configuration"
+    )
     parser.add_argument("--once", action="store_true", help="print the present state and end")
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two looks")
-    arguments = parser.parse_args()
-    plan = arguments.results / "plan.json"
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Print the state once, or keep it on the terminal until the run is complete."""
+    plan = Results(arguments.results).plan
     if arguments.once or not sys.stdout.isatty():
         Console().print(view(look(arguments.results)))
         return
@@ -33,7 +41,3 @@ def main() -> None:
                 live.update(view(status, before), refresh=True)
                 before = status
             time.sleep(arguments.every)
-
-
-if __name__ == "__main__":
-    cli.run(main)

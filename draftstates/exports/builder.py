@@ -1,7 +1,8 @@
-"""A folder of files that exists whole or not at all, and takes over from its predecessor what has not changed.
+"""Builder of a folder that exists whole or not at all, and that reuses files of its predecessor.
 
-It is built beside its final name in `.<name>.partial`. A ledger there tells what each file holds: an interrupted export goes on where it
-stopped, and a file whose content the present export has already, under whatever name, is linked instead of written.
+The folder is built beside its final name, in `.<name>.partial`. A ledger in that folder says what
+each file holds. An interrupted export continues where it stopped. A file whose content the present
+export holds, under any name, is linked and not written.
 """
 
 import fcntl
@@ -11,22 +12,23 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from draftstates.building import publish, sync_folder
 from draftstates.errors import UserError
+from draftstates.files import publish, sync_folder
 
 LEDGER = "ledger.jsonl"
 SUMMARY = "export.json"
 
 
 class Builder:
-    """Builds one export. Use as a context manager; nothing gets the final name before `finish`.
+    """Builder of one export, a context manager; nothing gets the final name before `finish`.
 
     Args:
         output: the final folder; its files are not touched before `finish`.
-        identity: text that decides, together with a file's content name, every byte of it.
+        identity: text that decides, together with the name of a file's content, every byte of the
+            file.
 
     Raises:
-        UserError: `output` holds something else, or another process builds it right now.
+        UserError: `output` holds something else, or another process is building it.
     """
 
     def __init__(self, output: Path, *, identity: str) -> None:
@@ -45,14 +47,23 @@ class Builder:
             os.close(self._lock)
             raise UserError(f"{self.output}: another export is being written there") from None
         if self._old.exists() and not self.output.exists():
-            self._old.rename(self.output)  # killed between the two renames of `finish`
-        if self.output.exists() and any(self.output.iterdir()) and not (self.output / LEDGER).exists():
+            # An earlier export was killed between the two renames of `finish`.
+            self._old.rename(self.output)
+        if (
+            self.output.exists()
+            and any(self.output.iterdir())
+            and not (self.output / LEDGER).exists()
+        ):
             self.__exit__()
-            raise UserError(f"{self.output}: holds files that are not an export's: name another folder")
+            raise UserError(
+                f"{self.output}: holds files that are not an export's: name another folder"
+            )
         self._done = self._read(self.partial)
         self._present = {content: name for name, content in self._read(self.output).items()}
-        self._kept: dict[str, dict | None] = {}  # file name to its line in the ledger, where it has one
-        self._journal = open(self.partial / LEDGER, "a" if self._done else "w")  # noqa: SIM115 (closed in __exit__)
+        # The line in the ledger by file name; None for an included file.
+        self._kept: dict[str, dict | None] = {}
+        # `__exit__` closes it.
+        self._journal = open(self.partial / LEDGER, "a" if self._done else "w")  # noqa: SIM115
         self._note({"identity": self._identity})
         return self
 
@@ -61,14 +72,30 @@ class Builder:
             self._journal.close()
         os.close(self._lock)
 
-    def add(self, name: str, content: str, write: Callable[[Path], None], check: Callable[[Path], None]) -> None:
-        """Have file `name` with what `content` names: kept, linked, or written with `write`, then read back with `check`.
+    def add(
+        self,
+        name: str,
+        content: str,
+        write: Callable[[Path], None],
+        check: Callable[[Path], None],
+        *,
+        check_kept: bool = False,
+    ) -> None:
+        """Keep, link or write file `name` with the content that `content` names, and check it.
+
+        A new file is written with `write` and read back with `check`.
+
+        Args:
+            check_kept: read a kept or linked file back too, and write it a second time if it
+                differs.
 
         Raises:
-            UserError: the file cannot be written, or reads back as something else.
+            UserError: the file cannot be written, or differs when it is read back.
         """
         path = self.partial / name
-        if self._done.get(name) == content or self._link(name, content):
+        if (self._done.get(name) == content or self._link(name, content)) and (
+            not check_kept or _passes(check, path)
+        ):
             self.reused += 1
         else:
             part = path.with_name(f"{path.name}.part")
@@ -81,22 +108,33 @@ class Builder:
                 raise UserError(f"{path}: cannot be written: {error.strerror}") from error
             self.written += 1
         status = path.stat()
-        self._kept[name] = {"name": name, "content": content, "bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
+        self._kept[name] = {
+            "name": name,
+            "content": content,
+            "bytes": status.st_size,
+            "mtime_ns": status.st_mtime_ns,
+        }
         self._note(self._kept[name])
 
     def include(self, *names: str) -> None:
-        """Take in files that the caller has written into `partial` itself; they are written again by every export."""
+        """Include files that the caller has written into `partial`; every export writes them."""
         for name in names:
             publish(self.partial / name, self.partial / name)
             self._kept[name] = None
 
-    def finish(self, summary: dict) -> None:
-        """Write `export.json`, remove what is left of other attempts, and give the folder its final name."""
+    def finish(self, summary: dict | None = None) -> None:
+        """Write `export.json` if there is a summary, and give the folder its final name.
+
+        Files of earlier attempts are removed first.
+        """
         lines = [{"identity": self._identity}, *(line for line in self._kept.values() if line)]
         self._write_text(LEDGER, "".join(json.dumps(line) + "\n" for line in lines))
-        self._write_text(SUMMARY, json.dumps(summary, indent=1) + "\n")
+        names = {*self._kept, LEDGER}
+        if summary is not None:
+            self._write_text(SUMMARY, json.dumps(summary, indent=1) + "\n")
+            names.add(SUMMARY)
         for path in self.partial.rglob("*"):
-            if path.is_file() and path.relative_to(self.partial).as_posix() not in {*self._kept, LEDGER, SUMMARY}:
+            if path.is_file() and path.relative_to(self.partial).as_posix() not in names:
                 path.unlink()
         if self._old.exists():
             shutil.rmtree(self._old)
@@ -124,12 +162,16 @@ class Builder:
         path.unlink(missing_ok=True)
         try:
             os.link(self.output / source, path)
-        except OSError:  # a file system without hard links
+        # The file system has no hard links.
+        except OSError:
             shutil.copy2(self.output / source, path)
         return True
 
     def _read(self, folder: Path) -> dict[str, str]:
-        """Name to content, of the files that lie in `folder` as its ledger says; none where it was built with another identity."""
+        """Return the content of each file, by name, that lies in `folder` as its ledger says.
+
+        The result is empty if the folder was built with another identity.
+        """
         try:
             with open(folder / LEDGER) as file:
                 lines = [json.loads(line) for line in file if line.endswith("\n")]
@@ -138,7 +180,17 @@ class Builder:
         if not lines or lines[0] != {"identity": self._identity}:
             return {}
         last = {line["name"]: line for line in lines if "name" in line}
-        return {name: line["content"] for name, line in last.items() if _unchanged(folder / name, line)}
+        return {
+            name: line["content"] for name, line in last.items() if _unchanged(folder / name, line)
+        }
+
+
+def _passes(check: Callable[[Path], None], path: Path) -> bool:
+    try:
+        check(path)
+    except UserError:
+        return False
+    return True
 
 
 def _unchanged(path: Path, line: dict) -> bool:

@@ -1,4 +1,4 @@
-"""What every export shares: its settings, what identifies its files, and the check by reading back."""
+"""Parts that all exports share: settings, identity of files, and the check by reading back."""
 
 import dataclasses
 import hashlib
@@ -8,23 +8,25 @@ from pathlib import Path
 
 import torch
 
-from draftstates.dataset import ShardDataset
 from draftstates.errors import UserError
-from draftstates.exports.trainers import States
-from draftstates.final_norm import FinalNorm
+from draftstates.model.final_norm import FinalNorm
+from draftstates.shards.dataset import ShardDataset
+from draftstates.shards.trainers import States
 
-FORMAT_VERSION = 1  # of what the exports write; another one makes every file stale
+# Version of the exported content. A new version makes every file stale.
+FORMAT_VERSION = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What an export may be told beyond the manifest.
+    """Settings of an export beyond the manifest.
 
     Attributes:
         dtype: number format of the exported states; None keeps the stored one.
         draft_vocab_size: size of the drafter's vocabulary; None writes no mapping.
-        target_vocab_size: size of the model's vocabulary, which a mapping needs.
-        target_model: the model's name as the trainer's configuration gives it (DeepSpec compares them).
+        target_vocab_size: size of the target model's vocabulary, which a mapping needs.
+        target_model: name of the target model in the trainer's configuration (DeepSpec compares the
+            two names).
     """
 
     dtype: torch.dtype | None = None
@@ -34,30 +36,42 @@ class Options:
 
 
 def identity(dataset: ShardDataset, options: Options, norm: FinalNorm | None) -> str:
-    """Text that, with a sample's id, decides every byte of its exported file."""
-    applied = norm if dataset.final_norm != dataset.capture["final_norm"] and dataset.final_norm == "post_norm" else None
+    """Return the text that, with a sample id, decides every byte of the sample's exported file."""
+    applied = (
+        norm
+        if dataset.final_norm != dataset.capture.final_norm and dataset.final_norm == "post_norm"
+        else None
+    )
     fields = {
         "format_version": FORMAT_VERSION,
         "trainer": dataset.trainer.name,
-        "capture_key": dataset.capture["key"],
+        "capture_key": dataset.capture.key,
         "residual_layers": dataset.residual_layers,
         "final_norm": dataset.final_norm,
         "storage": dataset.storage,
         "dtype": str(options.dtype),
-        "norm": hashlib.sha256(applied.weight.float().numpy().tobytes() + str(applied.eps).encode()).hexdigest() if applied else None,
+        "norm": (
+            hashlib.sha256(
+                applied.weight.float().numpy().tobytes() + str(applied.eps).encode()
+            ).hexdigest()
+            if applied
+            else None
+        ),
     }
     return json.dumps(fields, sort_keys=True)
 
 
 def summary(dataset: ShardDataset, options: Options, **more: object) -> dict:
-    """What `export.json` says: from what, how the layers are numbered here and there, which norm, how much."""
-    layers = dict(zip([f"r_{k}" for k in dataset.residual_layers], dataset.layer_numbers, strict=True))
+    """Return the content of `export.json`: source, layer numbers of both sides, norm and size."""
+    layers = dict(
+        zip([f"r_{k}" for k in dataset.residual_layers], dataset.layer_numbers, strict=True)
+    )
     return {
         "format": "draftstates.export",
         "format_version": FORMAT_VERSION,
         "trainer": dataset.trainer.name,
-        "model": dataset.capture["model"],
-        "capture_key": dataset.capture["key"],
+        "model": dataset.capture.model,
+        "capture_key": dataset.capture.key,
         "layers": layers,
         "layers_are_counted": dataset.trainer.counts,
         "final_norm": dataset.final_norm,
@@ -71,12 +85,15 @@ def summary(dataset: ShardDataset, options: Options, **more: object) -> dict:
 
 
 def cast(states: torch.Tensor, options: Options) -> torch.Tensor:
-    """A contiguous copy of its own, in the dtype asked for: what is saved must not drag the map along."""
+    """Return a contiguous copy in the requested dtype.
+
+    The copy keeps the map of the shard's file out of the saved file.
+    """
     return states.to(options.dtype or states.dtype, copy=True).contiguous()
 
 
 def check_equal(path: Path, found: Mapping[str, object], expected: Mapping[str, object]) -> None:
-    """Compare what was read back with what was to be written, element by element.
+    """Compare the values that were read back with the expected ones, element by element.
 
     Raises:
         UserError: a name is missing or extra, or a value differs in type, shape or any element.
@@ -86,7 +103,11 @@ def check_equal(path: Path, found: Mapping[str, object], expected: Mapping[str, 
     for name, value in expected.items():
         other = found[name]
         if isinstance(value, torch.Tensor):
-            same = isinstance(other, torch.Tensor) and other.dtype == value.dtype and torch.equal(other, value)
+            same = (
+                isinstance(other, torch.Tensor)
+                and other.dtype == value.dtype
+                and torch.equal(other, value)
+            )
         else:
             same = other == value
         if not same:
@@ -94,16 +115,20 @@ def check_equal(path: Path, found: Mapping[str, object], expected: Mapping[str, 
 
 
 def save_torch(path: Path, values: dict[str, object]) -> None:
-    """`torch.save` as the trainers read it; through a file object, since it would put the file's name into the archive."""
+    """Write `values` with `torch.save`, as the trainers read them.
+
+    The values go through a file object, because `torch.save` would put a file's name into the
+    archive.
+    """
     with open(path, "wb") as file:
         torch.save(values, file)
 
 
 def check_torch(path: Path, expected: dict[str, object]) -> None:
-    """Read a file of `save_torch` back, tensors and plain values only, and compare."""
+    """Read a file of `save_torch` back, tensors and plain values only, and compare it."""
     check_equal(path, torch.load(path, weights_only=True), expected)
 
 
 def sample_files(states: States, options: Options) -> tuple[torch.Tensor, torch.Tensor]:
-    """A sample's layers concatenated [n, K*H], and its final state [n, H], as they are to be saved."""
+    """Return a sample's layers, concatenated [n, K*H], and its final state [n, H] as saved."""
     return cast(states.layers.flatten(1), options), cast(states.final, options)

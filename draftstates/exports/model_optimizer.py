@@ -1,19 +1,22 @@
-"""NVIDIA Model-Optimizer: one `{sample id}.pt` a sample, as its scripts that collect hidden states write them.
+"""Export for NVIDIA Model-Optimizer: `{sample id}.pt`, as its collecting scripts write it.
 
-Each file: `input_ids` and `loss_mask` int64 [n], `hidden_states` [n, H], `aux_hidden_states` [n, K*H], `conversation_id`; and
-`hidden_states_prenorm`, where the final state is r_N and the trainer is to norm it (its DFlash does, its EAGLE does not).
+Each file: `input_ids` and `loss_mask` int64 [n], `hidden_states` [n, H], `aux_hidden_states` [n,
+K*H], `conversation_id`. Where the final state is r_N and the trainer has to norm it, the file also
+holds `hidden_states_prenorm` (Model-Optimizer's DFlash norms it, its EAGLE does not).
 """
 
-from draftstates.dataset import ShardDataset
 from draftstates.errors import UserError
 from draftstates.exports.builder import Builder
 from draftstates.exports.common import Options, check_torch, sample_files, save_torch, summary
+from draftstates.shards.dataset import ShardDataset
 
 
 def export(dataset: ShardDataset, builder: Builder, options: Options) -> dict:
-    """Write the dataset's samples into the builder; returns what `export.json` is to say."""
+    """Write the dataset's samples into the builder, and return the content of `export.json`."""
     if options.draft_vocab_size is not None:
-        raise UserError("model_optimizer makes its own draft vocabulary: leave draft_vocab_size out")
+        raise UserError(
+            "model_optimizer makes its own draft vocabulary: leave draft_vocab_size out"
+        )
     for i in range(len(dataset)):
         _add_sample(dataset, i, builder, options)
     return summary(dataset, options, eagle_aux_hidden_state_layer_ids=dataset.layer_numbers)
@@ -32,6 +35,13 @@ def _add_sample(dataset: ShardDataset, i: int, builder: Builder, options: Option
             "loss_mask": states.loss_mask.long(),
             "conversation_id": sample_id,
         }
-        return {**found, "hidden_states_prenorm": True} if states.final_norm == "pre_norm" else found
+        return (
+            {**found, "hidden_states_prenorm": True} if states.final_norm == "pre_norm" else found
+        )
 
-    builder.add(f"{sample_id}.pt", dataset.content(i), lambda path: save_torch(path, values()), lambda path: check_torch(path, values()))
+    builder.add(
+        f"{sample_id}.pt",
+        dataset.content(i),
+        lambda path: save_torch(path, values()),
+        lambda path: check_torch(path, values()),
+    )

@@ -1,41 +1,49 @@
-"""Whether a capture can be exported as the configuration asks, seen before anything is captured."""
+"""The test of the configured exports against the capture, before anything is captured."""
 
-import dataclasses
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
-from draftstates.capture_spec import CaptureSpec
+from draftstates.config import Configuration, Export
 from draftstates.errors import UserError
-from draftstates.vocab import check_draft_size, model_vocab_size
+from draftstates.exports.vocabulary import check_draft_size
+from draftstates.model.folder import ModelFolder
+from draftstates.spec import CaptureSpec
 
 
-def check_exports(config: Mapping[str, Any], *, spec: CaptureSpec) -> None:
-    """Hold a resolved configuration's `exports` and `draft_vocab_size` to its capture and its model.
+def check_exports(config: Configuration, *, spec: CaptureSpec) -> None:
+    """Compare a configuration's `exports` and `draft_vocab_size` with its capture and its model.
 
     Raises:
-        UserError: a vocabulary larger than the model's; a layer that is not captured or that the trainer has no number for; a number
-            format that it does not read; or a norm that the capture does not allow.
+        UserError: a vocabulary larger than the model's; a layer that is not captured or that the
+            trainer has no number for; a number format that the trainer does not read; or a norm
+            that the capture does not allow.
     """
-    model = Path(config["model"]["path"])
-    if config["draft_vocab_size"] is not None:
-        check_draft_size(config["draft_vocab_size"], target_size=model_vocab_size(model))
-    for name, chosen in config["exports"].items():
+    model = ModelFolder(config.model.path)
+    if config.draft_vocab_size is not None:
+        check_draft_size(config.draft_vocab_size, target_size=model.vocab_size)
+    for name, chosen in config.exports.items():
         try:
             _check(name, chosen, spec, model)
         except UserError as error:
             raise UserError(f"exports.{name}: {error}") from None
 
 
-def _check(name: str, chosen: Mapping[str, Any], spec: CaptureSpec, model: Path) -> None:
-    from draftstates.exports.trainers import trainer  # torch, which takes seconds, where an export is asked for alone
-    from draftstates.final_norm import FinalNorm, find_final
+def _check(name: str, chosen: Export, spec: CaptureSpec, model: ModelFolder) -> None:
+    from draftstates.model.final_norm import FinalNorm, find_final
+    from draftstates.shards.trainers import (
+        # The import of torch takes seconds, so it happens only if an export is configured.
+        trainer,
+    )
 
-    layers = chosen["residual_layers"] or [k for k in spec.residual_layers if k != spec.num_layers]
+    layers = chosen.residual_layers or [k for k in spec.residual_layers if k != spec.num_layers]
     if list(layers) != sorted(set(layers) & set(spec.residual_layers)):
-        raise UserError(f"residual_layers: expected ascending k out of {list(spec.residual_layers)}, as captured, found {layers}")
+        raise UserError(
+            f"residual_layers: expected ascending k out of {list(spec.residual_layers)}, as"
+            f" captured, found {layers}"
+        )
     trainer(name).layer_numbers(layers)
-    trainer(name).check_dtype(chosen["dtype"] or spec.stored_dtype)
-    wanted = chosen["final_norm"] or trainer(name).final_norm or spec.final_norm
-    norm = FinalNorm.from_model(model) if (spec.final_norm, wanted) == ("pre_norm", "post_norm") else None
-    find_final(capture=dataclasses.asdict(spec), wanted=wanted, norm=norm)
+    trainer(name).check_dtype(chosen.dtype or spec.stored_dtype)
+    wanted = chosen.final_norm or trainer(name).final_norm or spec.final_norm
+    norm = (
+        FinalNorm.from_model(model)
+        if (spec.final_norm, wanted) == ("pre_norm", "post_norm")
+        else None
+    )
+    find_final(capture=spec.document(), wanted=wanted, norm=norm)

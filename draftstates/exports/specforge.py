@@ -1,20 +1,23 @@
-"""SpecForge 0.2: `rows_{a}-{b}/data_{i}.ckpt` in groups of 2,000, as its own script that prepares hidden states writes them.
+"""Export for SpecForge 0.2: `rows_{a}-{b}/data_{i}.ckpt`, in groups of 2,000.
 
-Each file: `input_ids` and `loss_mask` int64 [n], `hidden_state` [1, n, H] after the final norm, `aux_hidden_state` [1, n, K*H].
+SpecForge's own script that prepares hidden states writes the same files.
+
+Each file: `input_ids` and `loss_mask` int64 [n], `hidden_state` [1, n, H] after the final norm,
+`aux_hidden_state` [1, n, K*H].
 """
 
 import torch
 
-from draftstates.dataset import ShardDataset
 from draftstates.exports.builder import Builder
 from draftstates.exports.common import Options, check_torch, sample_files, save_torch, summary
-from draftstates.vocab import TokenCounts, draft_vocabulary
+from draftstates.exports.vocabulary import TokenCounts, draft_vocabulary
+from draftstates.shards.dataset import ShardDataset
 
 _GROUP = 2000
 
 
 def export(dataset: ShardDataset, builder: Builder, options: Options) -> dict:
-    """Write the dataset's samples into the builder; returns what `export.json` is to say."""
+    """Write the dataset's samples into the builder, and return the content of `export.json`."""
     counts = TokenCounts(options.target_vocab_size)
     for i in range(len(dataset)):
         first = i - i % _GROUP
@@ -29,7 +32,9 @@ def export(dataset: ShardDataset, builder: Builder, options: Options) -> dict:
     return summary(dataset, options, aux_hidden_state_layers=dataset.layer_numbers)
 
 
-def _add_sample(dataset: ShardDataset, i: int, name: str, builder: Builder, options: Options) -> None:
+def _add_sample(
+    dataset: ShardDataset, i: int, name: str, builder: Builder, options: Options
+) -> None:
     def values() -> dict[str, object]:
         states = dataset.states(i)
         layers, final = sample_files(states, options)
@@ -40,4 +45,9 @@ def _add_sample(dataset: ShardDataset, i: int, name: str, builder: Builder, opti
             "aux_hidden_state": layers[None],
         }
 
-    builder.add(name, dataset.content(i), lambda path: save_torch(path, values()), lambda path: check_torch(path, values()))
+    builder.add(
+        name,
+        dataset.content(i),
+        lambda path: save_torch(path, values()),
+        lambda path: check_torch(path, values()),
+    )

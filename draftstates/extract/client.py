@@ -1,7 +1,7 @@
-"""An asynchronous client of the instrumented server: one request a sample, as many tokens in flight as allowed.
+"""Asynchronous client of the server: one request per sample, with a limit of tokens in flight.
 
-Samples go longest first, and prefixes in the middle of them: what is short and arrives alone, before the others or after them, makes a
-prefill pass of its own.
+Samples are sent longest first, and prefix recaptures in the middle of them. A short request that
+arrives alone, before or after the others, would take a prefill pass of its own.
 """
 
 import asyncio
@@ -15,12 +15,15 @@ from pathlib import Path
 import aiohttp
 import numpy as np
 
-from draftstates import ids, wire
+from draftstates import ids
 from draftstates.errors import UserError
+from draftstates.extract import protocol
 
 _RECEIPT_POLL_SECONDS = 0.005
-_SYNC_DEADLINE_SECONDS = 600.0  # after the last receipt; write-back began with the first row
-_RECEIPT_DEADLINE_SECONDS = 120.0  # after the answer; the rows are then at most one queue away from their file
+# Counted from the last receipt; write-back began with the first row.
+_SYNC_DEADLINE_SECONDS = 600.0
+# Counted from the answer; the rows are then at most one queue away from their file.
+_RECEIPT_DEADLINE_SECONDS = 120.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,28 +31,33 @@ class Work:
     """One sample to capture, or a prefix of one.
 
     Attributes:
-        input_ids: int32 [n]; their states go to rows first_row:first_row+n of `shard`, a laid-out file below the server's root.
+        shard: laid-out file below the server's root.
+        first_row: first row of the states in `shard`.
+        input_ids: int32 [n]; their states take n rows.
+        prefix: whether it is a prefix recapture.
     """
 
     sample_id: str
     shard: Path
     first_row: int
     input_ids: np.ndarray
-    kind: str = wire.PLAIN
+    kind: str = protocol.PLAIN
     prefix: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Captured:
-    """A sample that the server captured whole.
+    """A completely captured sample.
 
     Attributes:
-        top: the 5 most likely next tokens, [token id, log probability] each, by the server's own logits.
-        prehook: for a probe, by layer: largest distance of a captured row from what the entry hook saw, over the row's norm.
+        top: the 5 most likely next tokens, [token id, log probability] each, by the server's own
+            logits.
+        prehook: by layer, the largest distance of a captured row from the row that the entry hook
+            read, divided by the row's norm; only for a self-test request.
     """
 
     work: Work
-    receipt: wire.Receipt
+    receipt: protocol.Receipt
     prompt_tokens: int
     top: list[list[float]]
     attempts: int
@@ -58,37 +66,49 @@ class Captured:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """A server's address, and the folder below which it writes, as this machine names it."""
+    """Address of a server.
+
+    Attributes:
+        root: folder below which the server writes, as this machine names it.
+        fresh_namespace: send an `extra_key` of its own with each attempt, which a server with a
+            radix cache needs.
+    """
 
     url: str
     api_key: str | None
     root: Path
-    fresh_namespace: bool = False  # send an extra_key of its own with each attempt: needed where the radix cache is on
+    fresh_namespace: bool = False
 
 
 class CaptureFailed(Exception):
-    """One attempt at one sample failed; the message says what was expected and what was found."""
+    """Failure of one attempt at one sample; the message names expected and found values."""
 
 
 class NoReceipt(CaptureFailed):
-    """The server answered, but wrote no receipt in time: its disk is full, or the file is not the one that we read."""
+    """Answer without a receipt in time: the server's disk is full, or it writes another file."""
 
 
 class Client:
-    """Sends work to one server and gives back what it captured."""
+    """Client that sends work to one server and collects the captured samples."""
 
-    def __init__(self, endpoint: Endpoint, *, tokens_in_flight: int, request_seconds: float = 1800.0) -> None:
+    def __init__(
+        self, endpoint: Endpoint, *, tokens_in_flight: int, request_seconds: float = 1800.0
+    ) -> None:
         self._endpoint = endpoint
         self._limit = tokens_in_flight
         self._in_flight = 0
         self._room = asyncio.Condition()
         self._seconds = request_seconds
-        self._receipts: dict[Path, tuple[wire.ReceiptReader, dict[str, wire.Receipt]]] = {}
+        self._receipts: dict[Path, tuple[protocol.ReceiptReader, dict[str, protocol.Receipt]]] = {}
 
     async def __aenter__(self) -> "Client":
-        headers = {"Authorization": f"Bearer {self._endpoint.api_key}"} if self._endpoint.api_key else {}
+        headers = (
+            {"Authorization": f"Bearer {self._endpoint.api_key}"} if self._endpoint.api_key else {}
+        )
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=self._seconds), headers=headers
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=self._seconds),
+            headers=headers,
         )
         return self
 
@@ -96,12 +116,19 @@ class Client:
         await self._session.close()
 
     async def capture_all(
-        self, work: Sequence[Work], *, retries: int, progress: Callable[[int], None] = lambda tokens: None
+        self,
+        work: Sequence[Work],
+        *,
+        retries: int,
+        progress: Callable[[int], None] = lambda tokens: None,
     ) -> tuple[list[Captured], dict[int, str]]:
-        """Capture everything; what failed is tried again alone, one after the other. It ends early where samples wait in vain for receipts.
+        """Capture all work; try failed samples a second time alone, one after the other.
+
+        The call ends early if samples wait in vain for receipts.
 
         Returns:
-            what was captured, in the order of `work`, and the reasons of what was not, by position in `work`.
+            the captured samples in the order of `work`, and the reasons of the failed ones by
+            position in `work`.
         """
         done: dict[int, Captured] = {}
         reasons: dict[int, str] = {}
@@ -127,7 +154,9 @@ class Client:
             for position in _order(work):
                 await self._enter(len(work[position].input_ids))
                 if in_vain.is_set():
-                    reasons[position] = "not sent, since others waited in vain for their receipts"
+                    reasons[position] = (
+                        "not sent, since other samples waited in vain for their receipts"
+                    )
                     await self._leave(len(work[position].input_ids))
                 else:
                     tasks.create_task(first_attempt(position))
@@ -135,14 +164,17 @@ class Client:
             for position in sorted(reasons):
                 in_vain.clear()
                 await attempt(position, number)
-                if in_vain.is_set():  # the others would wait as long, each by itself
+                # Each of the other samples would wait as long.
+                if in_vain.is_set():
                     return [done[i] for i in sorted(done)], reasons
         return [done[i] for i in sorted(done)], reasons
 
     async def _enter(self, tokens: int) -> None:
         async with self._room:
-            # a sample longer than the whole limit goes alone
-            await self._room.wait_for(lambda: self._in_flight == 0 or self._in_flight + tokens <= self._limit)
+            # A sample longer than the whole limit is sent alone.
+            await self._room.wait_for(
+                lambda: self._in_flight == 0 or self._in_flight + tokens <= self._limit
+            )
             self._in_flight += tokens
 
     async def _leave(self, tokens: int) -> None:
@@ -152,7 +184,7 @@ class Client:
 
     async def _capture(self, work: Work, number: int) -> Captured:
         rows = len(work.input_ids)
-        destination = wire.Destination(
+        destination = protocol.Destination(
             file=str(work.shard.relative_to(self._endpoint.root)),
             first_row=work.first_row,
             rows=rows,
@@ -175,14 +207,14 @@ class Client:
             prehook=answer.get("prehook"),
         )
 
-    async def _generate(self, work: Work, destination: wire.Destination) -> dict:
+    async def _generate(self, work: Work, destination: protocol.Destination) -> dict:
         body = {
             "rid": destination.rid,
             "input_ids": work.input_ids.tolist(),
             "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True},
             "return_logprob": True,
             "logprob_start_len": -1,
-            "top_logprobs_num": wire.TOP_TOKENS,
+            "top_logprobs_num": protocol.TOP_TOKENS,
         }
         if self._endpoint.fresh_namespace:
             body["extra_key"] = destination.attempt
@@ -193,9 +225,11 @@ class Client:
                     raise CaptureFailed(f"the server answered {response.status}: {text[:500]}")
                 return json.loads(text)["meta_info"]
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
-            raise CaptureFailed(f"no answer from {self._endpoint.url}: {type(error).__name__}: {error}") from error
+            raise CaptureFailed(
+                f"no answer from {self._endpoint.url}: {type(error).__name__}: {error}"
+            ) from error
 
-    async def _receipt(self, shard: Path, destination: wire.Destination) -> wire.Receipt:
+    async def _receipt(self, shard: Path, destination: protocol.Destination) -> protocol.Receipt:
         deadline = time.monotonic() + _RECEIPT_DEADLINE_SECONDS
         while True:
             try:
@@ -205,19 +239,24 @@ class Client:
             if destination.rid in found:
                 return found.pop(destination.rid)
             if time.monotonic() > deadline:
-                raise NoReceipt(f"answered, but no receipt after {_RECEIPT_DEADLINE_SECONDS:.0f} s in {wire.receipts_path(shard)}")
+                raise NoReceipt(
+                    f"answered, but no receipt after {_RECEIPT_DEADLINE_SECONDS:.0f} s in"
+                    f" {protocol.receipts_path(shard)}"
+                )
             await asyncio.sleep(_RECEIPT_POLL_SECONDS)
 
-    def _look(self, shard: Path) -> dict[str, wire.Receipt]:
-        reader, found = self._receipts.setdefault(shard, (wire.ReceiptReader(wire.receipts_path(shard)), {}))
+    def _look(self, shard: Path) -> dict[str, protocol.Receipt]:
+        reader, found = self._receipts.setdefault(
+            shard, (protocol.ReceiptReader(protocol.receipts_path(shard)), {})
+        )
         found.update({receipt.rid: receipt for receipt in reader.new()})
         return found
 
     async def synced(self, shard: Path, *, rows: int) -> None:
-        """Wait until the server has said that all rows of `shard` are on the disk.
+        """Wait until the server has reported that all rows of `shard` are on the disk.
 
         Raises:
-            UserError: it did not say so in time.
+            UserError: the server did not report it in time.
         """
         deadline = time.monotonic() + _SYNC_DEADLINE_SECONDS
         while True:
@@ -225,12 +264,15 @@ class Client:
             if self._receipts[shard][0].synced_rows == rows:
                 return
             if time.monotonic() > deadline:
-                raise UserError(f"{shard}: the server did not report its {rows} rows as synced within {_SYNC_DEADLINE_SECONDS:.0f} s")
+                raise UserError(
+                    f"{shard}: the server did not report its {rows} rows as synced within"
+                    f" {_SYNC_DEADLINE_SECONDS:.0f} s"
+                )
             await asyncio.sleep(_RECEIPT_POLL_SECONDS)
 
 
 def _order(work: Sequence[Work]) -> list[int]:
-    """Positions in the order in which they are sent."""
+    """Return positions in the order of sending."""
     longest_first = sorted(range(len(work)), key=lambda i: -len(work[i].input_ids))
     samples = [i for i in longest_first if not work[i].prefix]
     half = (len(samples) + 1) // 2
@@ -238,24 +280,41 @@ def _order(work: Sequence[Work]) -> list[int]:
 
 
 def _answer(meta: dict) -> dict:
-    """The plug-in's own word in the answer."""
-    values = meta.get(wire.ANSWER_KEY)
+    """Return the plug-in's own part of the answer."""
+    values = meta.get(protocol.ANSWER_KEY)
     answer = json.loads(values[-1]) if values else {}
     if "plugin" not in answer:
-        raise CaptureFailed("the server answered without capturing: it was started without the draftstates plug-in or its settings")
+        raise CaptureFailed(
+            "the server answered without capturing: it was started without the draftstates plug-in"
+            " or its settings"
+        )
     if "error" in answer:
         raise CaptureFailed(answer["error"])
     return answer
 
 
-def _check_receipt(receipt: wire.Receipt, destination: wire.Destination, *, cached_tokens: int) -> None:
-    """Promise 2: tokens sent = prompt tokens = rows written, nothing from a cache; and the rows are those of these ids."""
+def _check_receipt(
+    receipt: protocol.Receipt, destination: protocol.Destination, *, cached_tokens: int
+) -> None:
+    """Compare a receipt with promise 2.
+
+    Tokens sent = prompt tokens = rows written, no cached tokens, and rows of these ids.
+    """
     if receipt.rows != destination.rows:
-        why = f"{cached_tokens} came from a cache" if cached_tokens else receipt.error or "the rest never came"
+        why = (
+            f"{cached_tokens} came from a cache"
+            if cached_tokens
+            else receipt.error or "the rest never came"
+        )
         raise CaptureFailed(f"{receipt.rows} of {destination.rows} rows captured: {why}")
     if receipt.error:
         raise CaptureFailed(receipt.error)
     if receipt.cached_tokens or cached_tokens:
-        raise CaptureFailed(f"{max(receipt.cached_tokens, cached_tokens)} tokens came from a cache, expected 0")
+        raise CaptureFailed(
+            f"{max(receipt.cached_tokens, cached_tokens)} tokens came from a cache, expected 0"
+        )
     if receipt.ids_hash != destination.ids_hash:
-        raise CaptureFailed(f"the rows are those of other ids: sent {destination.ids_hash}, forwarded {receipt.ids_hash}")
+        raise CaptureFailed(
+            f"the rows are those of other ids: sent {destination.ids_hash}, forwarded"
+            f" {receipt.ids_hash}"
+        )

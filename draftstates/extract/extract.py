@@ -1,44 +1,38 @@
-"""Extraction: one shard's samples through the server into one file, with the receipts that verification holds it to."""
+"""Extraction: one shard's samples go through the server into one file, with their receipts."""
 
 import asyncio
-import dataclasses
-import json
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
-from draftstates import shards, wire
-from draftstates.building import building_folder, publish, withdraw_manifest
-from draftstates.capture_spec import CaptureSpec
-from draftstates.client import Captured, Client, Endpoint, Work
+from draftstates.config import Checks, Extract
 from draftstates.containers import distinct, present_image
 from draftstates.errors import UserError
-from draftstates.probes import choose_probes
-from draftstates.progress import Progress
-from draftstates.reuse import Copied, copy_captured
-from draftstates.shard_tokens import ShardTokens
+from draftstates.extract import protocol
+from draftstates.extract.client import Captured, Client, Endpoint, Work
+from draftstates.extract.progress import Progress
+from draftstates.extract.reuse import Copied, copy_captured
+from draftstates.extract.staging import building_folder
+from draftstates.files import publish
+from draftstates.paths import Capture, recaptures_of, receipts_of
+from draftstates.plan.recaptures import choose_recaptures
+from draftstates.plan.shard_tokens import ShardTokens
+from draftstates.records import Engine, Images, ReceiptEntry, Receipts, withdraw_manifest
+from draftstates.shards import layout
+from draftstates.spec import CaptureSpec
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ExtractOptions:
-    """How to extract; none of this changes what is captured.
+class ExtractOptions(Extract, Checks):
+    """Settings of an extraction: keys of the configuration, and the attempts at a sample.
 
     Attributes:
-        tokens_in_flight: tokens that this job keeps at the server at once.
         retries: further attempts at a sample that failed, alone.
-        probe_fraction, probe_minimum: see `probes.choose_probes`.
-        reuse: copy rows that verified shards hold, rather than capture them again.
     """
 
-    tokens_in_flight: int = 65536
     retries: int = 2
-    probe_fraction: float = 0.01
-    probe_minimum: int = 3
-    reuse: bool = True
 
 
 def extract_shard(
@@ -52,77 +46,125 @@ def extract_shard(
     planned: Collection[str],
     server_image: str | None = None,
 ) -> dict[str, float]:
-    """Make one shard and give it its final name only when it is complete, synced and every sample has its receipt.
+    """Make one shard.
 
-    Samples that verified shards outside the plan hold are copied, the others captured (see `reuse`).
+    The shard gets its final name when it is complete and synced, and every sample has its receipt.
+    Samples of verified shards outside the plan are copied, the others captured (see `reuse`).
 
     Args:
-        output: `<run>/shards/<shard id>.safetensors`; beside it appear `<shard id>.probe.safetensors` and `<shard id>.receipts.json`.
+        output: `<capture>/shards/<shard id>.safetensors`; beside it appear `<shard
+            id>.recaptures.safetensors` and `<shard id>.receipts.json`.
         planned: ids of all planned shards.
         server_image: file name of the image that the server runs in, for the record.
 
     Returns:
-        figures: captured and copied tokens, probe tokens and seconds.
+        figures: captured, copied and recaptured tokens and seconds.
 
     Raises:
         UserError: names each sample that could not be captured, and why.
     """
-    probe_path, receipts_file = companions(output)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with building_folder(output.parent, tokens.shard_id) as folder:
-        shard, probe = folder / "shard.safetensors", folder / "probe.safetensors"
+    capture_folder = Capture.of_shard(output)
+    with building_folder(capture_folder.building, tokens.shard_id) as folder:
+        shard, recaptures = folder / "shard.safetensors", folder / "recaptures.safetensors"
         lay_out_shard(tokens, spec=spec, shard=shard)
         start = time.monotonic()
-        copied = copy_captured(shard, run=output.parent.parent, planned=planned) if options.reuse else Copied()
-        work, probes = lay_out_work(tokens, spec=spec, options=options, shard=shard, probe=probe, copied=copied.receipts)
-        captured = _capture_others(work, copied.receipts, endpoint=endpoint, options=options, shard_id=tokens.shard_id)
+        copied = (
+            copy_captured(shard, capture_folder=capture_folder.folder, planned=planned)
+            if options.reuse
+            else Copied()
+        )
+        work, chosen = lay_out_work(
+            tokens,
+            spec=spec,
+            options=options,
+            shard=shard,
+            recaptures=recaptures,
+            copied=copied.receipts,
+        )
+        captured = _capture_others(
+            work, copied.receipts, endpoint=endpoint, options=options, shard_id=tokens.shard_id
+        )
         seconds = time.monotonic() - start
         receipts = folder / "receipts.json"
-        engines = {engine, *copied.engines}
-        said = receipts_document(tokens, spec=spec, engines=engines, captured=captured, probes=probes, copied=copied.receipts)
-        said["images"] = {"server": distinct([server_image, *copied.images]), "extract": [present_image()]}
-        receipts.write_text(json.dumps(said, indent=1))
-        withdraw_manifest(output.parent.parent, {tokens.shard_id}, "is made anew and not yet verified")
-        publish(probe, probe_path)
-        publish(receipts, receipts_file)
-        publish(shard, output)  # last: a shard that has its name has all that belongs to it
+        make_receipts(
+            tokens,
+            spec=spec,
+            engines={engine, *copied.engines},
+            images={
+                "server": tuple(distinct([server_image, *copied.images])),
+                "extract": (present_image(),),
+            },
+            captured=captured,
+            chosen=chosen,
+            copied=copied.receipts,
+        ).publish(receipts)
+        withdraw_manifest(
+            capture_folder.folder, {tokens.shard_id}, "is a new file that is not yet verified"
+        )
+        publish(recaptures, recaptures_of(output))
+        publish(receipts, receipts_of(output))
+        # The shard comes last: its final name promises that its companions are complete.
+        publish(shard, output)
     return {
         "captured_tokens": len(tokens.input_ids) - copied.rows,
         "copied_tokens": copied.rows,
-        "probe_tokens": sum(rows for _, rows in probes),
+        "recaptured_tokens": sum(rows for _, rows in chosen),
         "seconds": round(seconds, 3),
     }
 
 
 def _capture_others(
-    work: list[Work], copied: Mapping[int, dict[str, Any]], *, endpoint: Endpoint, options: ExtractOptions, shard_id: str
+    work: list[Work],
+    copied: Mapping[int, ReceiptEntry],
+    *,
+    endpoint: Endpoint,
+    options: ExtractOptions,
+    shard_id: str,
 ) -> list[Captured]:
-    """Capture the work that was not copied; the server is told of the rows that were, so that it knows when a file is full."""
-    shard, left = work[0].shard, [item for position, item in enumerate(work) if position not in copied]
-    copied_line = wire.copied_line(sum(receipt["rows"] for receipt in copied.values()))
-    wire.receipts_path(shard).write_bytes(copied_line)
-    files = {item.shard for item in left}  # not the shard, where all of it was copied
+    """Capture the work that was not copied.
+
+    A first line in the receipts file tells the server how many rows were copied, so that it knows
+    when a file is full.
+    """
+    shard, left = (
+        work[0].shard,
+        [item for position, item in enumerate(work) if position not in copied],
+    )
+    copied_line = protocol.copied_line(sum(receipt.rows for receipt in copied.values()))
+    protocol.receipts_path(shard).write_bytes(copied_line)
+    # A completely copied shard is not among them: the server never opens it.
+    files = {item.shard for item in left}
     rows = {file: sum(len(item.input_ids) for item in work if item.shard == file) for file in files}
     total = sum(len(item.input_ids) for item in left)
     progress = Progress(shard.parent, shard_id=shard_id, total=total, server=endpoint.url)
-    return asyncio.run(capture(left, endpoint=endpoint, options=options, rows=rows, progress=progress.add))
-
-
-def companions(output: Path) -> tuple[Path, Path]:
-    """The probe file and the receipts file of a shard."""
-    return output.with_suffix(".probe.safetensors"), output.with_suffix(".receipts.json")
+    return asyncio.run(
+        capture(left, endpoint=endpoint, options=options, rows=rows, progress=progress.add)
+    )
 
 
 def lay_out(
-    tokens: ShardTokens, *, spec: CaptureSpec, options: ExtractOptions, shard: Path, probe: Path, kind: str = wire.PLAIN
+    tokens: ShardTokens,
+    *,
+    spec: CaptureSpec,
+    options: ExtractOptions,
+    shard: Path,
+    recaptures: Path,
+    kind: str = protocol.PLAIN,
 ) -> tuple[list[Work], list[tuple[int, int]]]:
-    """Lay out the shard and its probe file; the work that fills them: every sample (requests of `kind`), then every probe."""
+    """Lay out the shard and its recaptures file, and return the work that fills them.
+
+    Returns:
+        every sample (requests of `kind`), then every prefix recapture; and the position and rows
+        of each recapture.
+    """
     lay_out_shard(tokens, spec=spec, shard=shard)
-    return lay_out_work(tokens, spec=spec, options=options, shard=shard, probe=probe, kind=kind)
+    return lay_out_work(
+        tokens, spec=spec, options=options, shard=shard, recaptures=recaptures, kind=kind
+    )
 
 
 def lay_out_shard(tokens: ShardTokens, *, spec: CaptureSpec, shard: Path) -> None:
-    shards.create(
+    layout.create(
         shard,
         spec=spec,
         shard_id=tokens.shard_id,
@@ -139,35 +181,53 @@ def lay_out_work(
     spec: CaptureSpec,
     options: ExtractOptions,
     shard: Path,
-    probe: Path,
-    kind: str = wire.PLAIN,
+    recaptures: Path,
+    kind: str = protocol.PLAIN,
     copied: Collection[int] = (),
 ) -> tuple[list[Work], list[tuple[int, int]]]:
-    """Lay out the probe file of a laid-out shard; the work as `lay_out` gives it. `copied`: samples that the shard already holds."""
+    """Lay out the recaptures file of a laid-out shard, and return the work as `lay_out` does.
+
+    Args:
+        copied: positions of the samples whose rows the shard already holds.
+    """
     starts = np.concatenate([[0], np.cumsum(tokens.lengths)]).tolist()
     work = [
-        Work(sample_id=name, shard=shard, first_row=starts[i], input_ids=tokens.input_ids[starts[i] : starts[i + 1]], kind=kind)
+        Work(
+            sample_id=name,
+            shard=shard,
+            first_row=starts[i],
+            input_ids=tokens.input_ids[starts[i] : starts[i + 1]],
+            kind=kind,
+        )
         for i, name in enumerate(tokens.sample_ids)
     ]
-    asked = {"fraction": options.probe_fraction, "minimum": options.probe_minimum}
-    probes = choose_probes(tokens.sample_ids, tokens.lengths, shard_id=tokens.shard_id, copied=copied, **asked)
-    pieces = [slice(starts[i], starts[i] + rows) for i, rows in probes]
-    shards.create(
-        probe,
+    asked = {"fraction": options.recapture_fraction, "minimum": options.recapture_minimum}
+    chosen = choose_recaptures(
+        tokens.sample_ids, tokens.lengths, shard_id=tokens.shard_id, copied=copied, **asked
+    )
+    pieces = [slice(starts[i], starts[i] + rows) for i, rows in chosen]
+    layout.create(
+        recaptures,
         spec=spec,
         shard_id=tokens.shard_id,
-        sample_ids=[tokens.sample_ids[i] for i, _ in probes],
-        lengths=[rows for _, rows in probes],
+        sample_ids=[tokens.sample_ids[i] for i, _ in chosen],
+        lengths=[rows for _, rows in chosen],
         input_ids=np.concatenate([tokens.input_ids[piece] for piece in pieces]),
         loss_mask=np.concatenate([tokens.loss_mask[piece] for piece in pieces]),
     )
     first = 0
-    for (position, rows), piece in zip(probes, pieces, strict=True):
+    for (position, rows), piece in zip(chosen, pieces, strict=True):
         work.append(
-            Work(sample_id=tokens.sample_ids[position], shard=probe, first_row=first, input_ids=tokens.input_ids[piece], prefix=True)
+            Work(
+                sample_id=tokens.sample_ids[position],
+                shard=recaptures,
+                first_row=first,
+                input_ids=tokens.input_ids[piece],
+                prefix=True,
+            )
         )
         first += rows
-    return work, probes
+    return work, chosen
 
 
 async def capture(
@@ -178,16 +238,19 @@ async def capture(
     rows: dict[Path, int],
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> list[Captured]:
-    """Send all work and wait until the server has synced every file.
+    """Send all requests and wait until the server has synced every file.
 
     Args:
-        rows: each file's rows; progress: called with each finished sample's tokens.
+        rows: rows of each file.
+        progress: called with the tokens of each finished sample.
 
     Raises:
         UserError: names each sample that could not be captured, and why.
     """
     async with Client(endpoint, tokens_in_flight=options.tokens_in_flight) as client:
-        captured, reasons = await client.capture_all(work, retries=options.retries, progress=progress)
+        captured, reasons = await client.capture_all(
+            work, retries=options.retries, progress=progress
+        )
         if reasons:
             raise UserError(_failure(work, reasons, options.retries))
         for path, count in rows.items():
@@ -205,50 +268,63 @@ def _failure(work: list[Work], reasons: dict[int, str], retries: int) -> str:
         [f"{len(named)} samples could not be captured in {retries + 1} attempts:"]
         + lines
         + more
-        + ["Run again to try once more; to go on without them, add their ids to `exclude` in the configuration."]
+        + [
+            "To try once more: snakemake --cores all. To go on without them, add their ids to"
+            " `exclude` in the configuration."
+        ]
     )
 
 
-def receipts_document(
+def make_receipts(
     tokens: ShardTokens,
     *,
     spec: CaptureSpec,
     engines: set[str],
+    images: Images,
     captured: list[Captured],
-    probes: list[tuple[int, int]],
-    copied: Mapping[int, dict[str, Any]] = MappingProxyType({}),
-) -> dict[str, Any]:
-    """The content of a shard's receipts file.
+    chosen: list[tuple[int, int]],
+    copied: Mapping[int, ReceiptEntry] = MappingProxyType({}),
+) -> Receipts:
+    """Return the receipts of a shard.
 
     Args:
         engines: versions of the engines that captured the rows.
-        captured: in the order of `lay_out`'s work; copied: by position, receipts of the samples that are not among them.
+        images: images of the server and of the extraction.
+        captured: captured samples and prefix recaptures in the order of `lay_out`'s work.
+        chosen: position and rows of each prefix recapture.
+        copied: receipts of the copied samples by position; they are not in `captured`.
     """
     done = iter(captured)
-    samples = [copied[position] if position in copied else _whole(next(done)) for position in range(len(tokens.sample_ids))]
-    return {
-        "format": wire.RECEIPTS_FORMAT,
-        "format_version": wire.RECEIPTS_VERSION,
-        "shard_id": tokens.shard_id,
-        "capture_key": spec.key,
-        "engine": {"name": "sglang", "version": ", ".join(sorted(engines))},
-        "samples": samples,
-        "probes": [{**_entry(item), "position": position} for item, (position, _) in zip(done, probes, strict=True)],
-    }
+    samples = [
+        copied[position] if position in copied else _sample_entry(next(done))
+        for position in range(len(tokens.sample_ids))
+    ]
+    recaptures = [
+        _entry(item, position=position) for item, (position, _) in zip(done, chosen, strict=True)
+    ]
+    return Receipts(
+        shard_id=tokens.shard_id,
+        capture_key=spec.key,
+        engine=Engine(name="sglang", version=", ".join(sorted(engines))),
+        images=images,
+        samples=tuple(samples),
+        recaptures=tuple(recaptures),
+    )
 
 
-def _whole(item: Captured) -> dict:
-    return {**_entry(item), "prompt_tokens": item.prompt_tokens, "top": item.top, "attempts": item.attempts}
+def _sample_entry(item: Captured) -> ReceiptEntry:
+    return _entry(item, prompt_tokens=item.prompt_tokens, top=item.top, attempts=item.attempts)
 
 
-def _entry(item: Captured) -> dict:
+def _entry(item: Captured, **more: object) -> ReceiptEntry:
     receipt = item.receipt
-    return {
-        "sample_id": item.work.sample_id,
-        "first_row": item.work.first_row,
-        "rows": receipt.rows,
-        "chunks": receipt.chunks,
-        "cached_tokens": receipt.cached_tokens,
-        "ids_hash": receipt.ids_hash,
-        "checksum": receipt.checksum,
-    }
+    return ReceiptEntry(
+        sample_id=item.work.sample_id,
+        first_row=item.work.first_row,
+        rows=receipt.rows,
+        chunks=receipt.chunks,
+        cached_tokens=receipt.cached_tokens,
+        ids_hash=receipt.ids_hash,
+        checksum=receipt.checksum,
+        **more,
+    )

@@ -1,14 +1,17 @@
-"""How far the running extractions are: each writes a small file, which anyone who sees the results folder can read."""
+"""Progress of the running extractions, readable by everyone who sees the results folder.
+
+Each extraction writes a small file.
+"""
 
 import dataclasses
 import json
-import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from draftstates.building import BUILDING
+from draftstates.files import replace_text
+from draftstates.paths import Capture, Results
 
 _FILE = "progress.json"
 _WRITE_SECONDS = 2.0
@@ -20,8 +23,10 @@ class Running:
     """One extraction under way.
 
     Attributes:
-        done, total: tokens captured and to be captured, prefixes that are captured again included.
-        started, updated: Unix times: of the first request, and when this was written.
+        done: tokens that are captured, those of prefix recaptures included.
+        total: tokens to capture, those of prefix recaptures included.
+        started: Unix time of the first request.
+        updated: Unix time when the file was written.
         server: URL of the server that captures.
     """
 
@@ -38,17 +43,26 @@ class Running:
         return self.done / max(self.updated - self.started, 1e-9)
 
     def __str__(self) -> str:
-        left = f"{(self.total - self.done) / self.rate:,.0f} s left" if self.done else "no sample finished yet"
-        return f"shard {self.shard_id}: {self.done:,} of {self.total:,} tokens, {self.rate:,.0f} tokens/s, {left}"
+        left = (
+            f"{(self.total - self.done) / self.rate:,.0f} s left"
+            if self.done
+            else "no sample finished yet"
+        )
+        return (
+            f"shard {self.shard_id}: {self.done:,} of {self.total:,} tokens, {self.rate:,.0f}"
+            f" tokens/s, {left}"
+        )
 
 
 class Progress:
-    """Writes one extraction's `Running` into its building folder, at most every two seconds."""
+    """Writer of one extraction's `Running` into its building folder, at most every two seconds."""
 
     def __init__(self, folder: Path, *, shard_id: str, total: int, server: str) -> None:
         self._file = folder / _FILE
         now = time.time()
-        self.running = Running(shard_id=shard_id, done=0, total=total, started=now, updated=now, server=server)
+        self.running = Running(
+            shard_id=shard_id, done=0, total=total, started=now, updated=now, server=server
+        )
         self._write()
 
     def add(self, tokens: int) -> None:
@@ -59,31 +73,30 @@ class Progress:
 
     def _write(self) -> None:
         self.running = dataclasses.replace(self.running, updated=time.time())
-        partial = self._file.with_suffix(".partial")
-        partial.write_text(json.dumps(dataclasses.asdict(self.running)))
-        os.replace(partial, self._file)
+        replace_text(self._file, json.dumps(dataclasses.asdict(self.running)))
 
 
-def running(run: Path) -> list[Running]:
-    """The extractions under way in one capture's folder, longest running first."""
+def running(capture_folder: Path) -> list[Running]:
+    """Return the extractions under way in a capture folder, longest running first."""
     found = []
-    for file in (run / "shards" / BUILDING).glob(f"*/{_FILE}"):
+    for file in Capture(capture_folder).building.glob(f"*/{_FILE}"):
         try:
             found.append(Running(**json.loads(file.read_text())))
         except (OSError, ValueError, TypeError):
-            continue  # it ended just now
+            # The extraction has just ended.
+            continue
     return sorted(found, key=lambda each: each.started)
 
 
 def say_each_minute(results: Path, say: Callable[[str], None]) -> None:
-    """From a thread of its own, until the process ends: a line a minute for each extraction that has news."""
+    """Print a line a minute for each extraction that has news, from a thread of its own."""
 
     def watch() -> None:
         said: dict[str, float] = {}
         while True:
             time.sleep(_SAY_SECONDS)
-            for folder in results.glob("*/shards"):
-                for each in running(folder.parent):
+            for capture in Results(results).captures():
+                for each in running(capture.folder):
                     if said.get(each.shard_id) != each.updated:
                         said[each.shard_id] = each.updated
                         say(str(each))

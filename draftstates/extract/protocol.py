@@ -1,7 +1,8 @@
-"""What client and server say to each other about one captured sample.
+"""Protocol of client and server for one captured sample.
 
-The client tells the server where a sample's rows go by the request's id (`rid`); the server tells the client what it did by
-one JSON line per finished sample in a file beside the destination. Neither needs a route of its own in SGLang.
+The request's id (`rid`) tells the server the place of the sample's rows. The server appends one
+JSON line for each finished sample, the receipt, to a file beside the destination. Neither needs a
+route of its own in SGLang.
 """
 
 import dataclasses
@@ -13,24 +14,26 @@ from pathlib import Path
 from draftstates.errors import UserError
 
 VERSION = "ds1"
-ANSWER_KEY = "draftstates"  # in the answer's meta_info: proof that the plug-in saw the request
-RECEIPTS_FORMAT, RECEIPTS_VERSION = "draftstates.receipts", 1  # of a shard's file, which extraction makes of the lines
-TOP_TOKENS = 5  # most likely next tokens that are asked for with each sample, and held to its last state
+# Key in the answer's meta_info: it proves that the plug-in saw the request.
+ANSWER_KEY = "draftstates"
+# Number of most likely next tokens that each request asks for, for the alignment check.
+TOP_TOKENS = 5
 RECEIPTS_SUFFIX = ".receipts.jsonl"
-PLAIN, PROBE = "c", "p"  # a probe is compared with what forward pre-hooks see
+# A self-test request is compared with the rows that forward pre-hooks read.
+PLAIN, SELF_TEST = "c", "p"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Destination:
-    """Where the rows of one request go.
+    """Place of the rows of one request.
 
     Attributes:
         file: path of a laid-out shard, relative to the server's root.
         first_row: the sample's first row in that shard.
         rows: tokens of the sample, all of which must be captured.
         ids_hash: `ids.ids_hash` of the ids sent, so that a receipt is bound to them.
-        attempt: distinguishes a retry from what came before.
-        kind: `PLAIN` or `PROBE`.
+        attempt: distinguishes a retry from earlier attempts.
+        kind: `PLAIN` or `SELF_TEST`.
     """
 
     file: str
@@ -42,31 +45,48 @@ class Destination:
 
     @property
     def rid(self) -> str:
-        return "|".join([VERSION, self.kind, self.file, str(self.first_row), str(self.rows), self.ids_hash, self.attempt])
+        return "|".join(
+            [
+                VERSION,
+                self.kind,
+                self.file,
+                str(self.first_row),
+                str(self.rows),
+                self.ids_hash,
+                self.attempt,
+            ]
+        )
 
 
 def parse_rid(rid: str) -> Destination | None:
-    """The destination that a request id names, or None where it is not one of ours."""
+    """Return the destination that a request id names, or None for another program's id."""
     parts = str(rid).split("|")
     if len(parts) != 7 or parts[0] != VERSION:
         return None
     _, kind, file, first_row, rows, ids_hash, attempt = parts
     try:
-        return Destination(file=file, first_row=int(first_row), rows=int(rows), ids_hash=ids_hash, attempt=attempt, kind=kind)
+        return Destination(
+            file=file,
+            first_row=int(first_row),
+            rows=int(rows),
+            ids_hash=ids_hash,
+            attempt=attempt,
+            kind=kind,
+        )
     except ValueError:
         return None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """What the server says of one sample that reached its last row.
+    """Receipt of one sample that reached its last row.
 
     Attributes:
-        rows: rows written in this attempt; fewer than sent where a cache skipped some.
-        chunks: prefill chunks that they came in.
-        cached_tokens: tokens before the first row that was computed.
-        ids_hash: hash of the ids that the model's forward pass really read for the rows written.
-        checksum: as `shards.sample_checksum`, over the bytes that were handed to the file.
+        rows: rows written in this attempt; fewer than sent if a cache skipped some.
+        chunks: number of prefill chunks of these rows.
+        cached_tokens: tokens before the first computed row.
+        ids_hash: hash of the ids that the model's forward pass read for the rows written.
+        checksum: checksum of the bytes that were written; see `layout.sample_checksum`.
     """
 
     rid: str
@@ -82,22 +102,25 @@ class Receipt:
 
 
 def synced_line(rows: int) -> bytes:
-    """The server's word that all rows of a shard were written and the file's data is on the disk."""
+    """Return the server's line that says that all rows of a shard are written and synced."""
     return (json.dumps({"synced": rows}) + "\n").encode()
 
 
 def copied_line(rows: int) -> bytes:
-    """The client's word, before its first request, that so many rows of the shard are in their place already."""
+    """Return the client's line, before its first request, that says how many rows are copied."""
     return (json.dumps({"copied": rows}) + "\n").encode()
 
 
 def receipts_path(shard: Path) -> Path:
-    """Where the receipts for a shard under construction are appended."""
+    """Return the file to which receipts of a shard under construction are appended."""
     return shard.with_name(shard.name + RECEIPTS_SUFFIX)
 
 
 class ReceiptReader:
-    """Follows a growing receipts file, by path or by open descriptor; a line that is not complete yet waits for the next look."""
+    """Reader of a growing receipts file, by path or by open descriptor.
+
+    An incomplete line waits for the next call.
+    """
 
     def __init__(self, file: Path | int) -> None:
         self._file, self._at, self._rest = file, 0, b""
@@ -106,10 +129,12 @@ class ReceiptReader:
         self.copied_rows = 0
 
     def new(self) -> list[Receipt]:
-        """Receipts appended since the last call. `synced_rows` and `copied_rows` are updated on the way.
+        """Return the receipts appended since the last call.
+
+        `synced_rows` and `copied_rows` are updated.
 
         Raises:
-            UserError: a line is none of ours.
+            UserError: a line is not a line of this protocol.
         """
         data = self._read()
         self._at += len(data)
@@ -127,14 +152,20 @@ class ReceiptReader:
                     found.append(Receipt(**entry))
             except (ValueError, TypeError) as error:
                 if found:
-                    break  # what lies before it counts; it is named at the next look, and what lies behind it then comes after
+                    # The lines before the bad one count. The next call names the bad line, and the
+                    # call after that continues behind it.
+                    break
                 line = self._lines.popleft()
-                raise UserError(f"receipts {self._file}: {line[:200]!r} is no receipt ({error}); was the disk full?") from error
+                raise UserError(
+                    f"receipts {self._file}: {line[:200]!r} is no receipt ({error}); was the disk"
+                    " full?"
+                ) from error
             self._lines.popleft()
         return found
 
     def _read(self) -> bytes:
-        if isinstance(self._file, int):  # not by its position: other threads append through the same descriptor, which moves it
+        # The offset is explicit: other threads append through the descriptor and move its position.
+        if isinstance(self._file, int):
             return os.pread(self._file, max(0, os.fstat(self._file).st_size - self._at), self._at)
         try:
             with open(self._file, "rb") as file:

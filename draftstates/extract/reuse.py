@@ -1,142 +1,204 @@
-"""Rows that are on the disk already: copied out of verified shards of the same capture key rather than captured again.
+"""Reuse of captured rows: they are copied out of verified shards of the same capture key.
 
-A new shard differs from one before it by a few samples as a rule. The others are copied with their receipts; each is held to the
-checksum that verification found. The new shard is verified as any other; the prefixes that are captured anew for it are of those samples
-first that were not copied, which no shard before has probed.
+A new shard usually differs from an earlier one by a few samples. The others are copied with their
+receipts. Each copied sample must have the checksum that verification found. The new shard is
+verified like every other shard. Its prefix recaptures first take the samples that were not copied,
+since no earlier shard has recaptured a prefix of them.
 """
 
 import dataclasses
-import json
 import os
 import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from draftstates import ids
 from draftstates.errors import UserError
-from draftstates.shards import Shard, sample_checksum
-from draftstates.verified import sealed
+from draftstates.files import first_difference
+from draftstates.paths import Capture
+from draftstates.records import ReceiptEntry, Receipts, Verified
+from draftstates.shards.layout import Shard, sample_checksum
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Copied:
-    """What was copied into a shard.
+    """Samples that were copied into a shard.
 
     Attributes:
-        receipts: of the copied samples, by position in the shard.
-        engines: versions of the engines that captured them; images: file names of the images that those ran in, None for the host.
+        receipts: receipts of the copied samples by position in the shard.
+        engines: versions of the engines that captured them.
+        images: file names of the images that the engines ran in, None for the host.
     """
 
-    receipts: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    receipts: dict[int, ReceiptEntry] = dataclasses.field(default_factory=dict)
     engines: set[str] = dataclasses.field(default_factory=set)
     images: set[str | None] = dataclasses.field(default_factory=set)
 
     @property
     def rows(self) -> int:
-        return sum(receipt["rows"] for receipt in self.receipts.values())
+        return sum(receipt.rows for receipt in self.receipts.values())
 
 
-def copy_captured(shard: Path, *, run: Path, planned: Collection[str]) -> Copied:
-    """Fill a laid-out shard, as far as verified shards outside the plan hold the rows of the same ids.
+def copy_captured(shard: Path, *, capture_folder: Path, planned: Collection[str]) -> Copied:
+    """Copy rows into a laid-out shard from verified shards outside the plan that have the same ids.
 
-    Shards of the plan are not looked at: each sample is in one of them alone. What cannot be used is said on stderr and left to capture.
+    Shards of the plan are skipped, since a sample is in one planned shard only. A sample that
+    cannot be used is named on stderr and left to capture.
 
     Args:
-        run: the capture's folder, with `shards/` and `verified/`.
+        capture_folder: folder with `shards/` and `verified/`.
         planned: ids of the planned shards.
 
     Returns:
-        what was copied; its rows are synced.
+        the copied samples; their rows are synced.
     """
     target = Shard(shard)
     wanted: dict[tuple[str, int], list[int]] = {}
     for index in range(len(target)):
         first, end = target.rows(index)
-        wanted.setdefault((ids.ids_hash(target.input_ids[first:end]), end - first), []).append(index)
+        wanted.setdefault((ids.ids_hash(target.input_ids[first:end]), end - first), []).append(
+            index
+        )
     copied = Copied()
     descriptor = os.open(shard, os.O_WRONLY)
     try:
-        for shard_id in _outside(run, planned):
+        for shard_id in _outside(capture_folder, planned):
             if not wanted:
                 break
-            for index, receipt, said in _matches(run, shard_id, target, wanted, descriptor):
-                copied.receipts[index] = receipt
-                copied.engines.update(said["engine"]["version"].split(", "))
-                copied.images.update(_images(said))
-        os.fsync(descriptor)  # before a server on another node opens the file
+            for index, entry, receipts in _matches(
+                capture_folder, shard_id, target, wanted, descriptor
+            ):
+                copied.receipts[index] = entry
+                copied.engines.update(receipts.engine.versions)
+                copied.images.update(receipts.images["server"])
+        # A server on another node must see the rows when it opens the file.
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
     return copied
 
 
-def _outside(run: Path, planned: Collection[str]) -> list[str]:
-    """Verified shards that are not in the plan."""
-    folder = run / "verified"
-    return sorted({path.stem for path in folder.glob("*.json")} - set(planned)) if folder.is_dir() else []
+def _outside(capture_folder: Path, planned: Collection[str]) -> list[str]:
+    """Return the ids of the verified shards that are not in the plan."""
+    return sorted(Capture(capture_folder).verified_ids() - set(planned))
 
 
 def _matches(
-    run: Path, shard_id: str, target: Shard, wanted: dict[tuple[str, int], list[int]], descriptor: int
-) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
-    """Copy what one verified shard has of the wanted samples, and take it off `wanted`: position, receipt, what was said of its shard."""
+    capture_folder: Path,
+    shard_id: str,
+    target: Shard,
+    wanted: dict[tuple[str, int], list[int]],
+    descriptor: int,
+) -> Iterator[tuple[int, ReceiptEntry, Receipts]]:
+    """Copy the wanted samples of one verified shard, and remove them from `wanted`.
+
+    Yields:
+        position and receipt of each copied sample, and the receipts of the verified shard.
+    """
     try:
-        source, checksums, said = _open(run, shard_id, target=target)
-        for number, (receipt, checksum) in enumerate(zip(said["samples"], checksums, strict=True)):
-            for index in list(wanted.get((receipt["ids_hash"], receipt["rows"]), [])):
-                if _copy(source, number, target, index, descriptor, checksum=checksum, receipt=receipt):
-                    wanted[receipt["ids_hash"], receipt["rows"]].remove(index)
-                    moved = {"sample_id": target.header.sample_ids[index], "first_row": target.rows(index)[0], "copied_from": shard_id}
-                    yield index, {**receipt, **moved}, said
+        source, checksums, receipts = _open(capture_folder, shard_id, target=target)
+        for number, (entry, checksum) in enumerate(zip(receipts.samples, checksums, strict=True)):
+            for index in list(wanted.get((entry.ids_hash, entry.rows), [])):
+                if _copy(
+                    source, number, target, index, descriptor, checksum=checksum, receipt=entry
+                ):
+                    wanted[entry.ids_hash, entry.rows].remove(index)
+                    moved = dataclasses.replace(
+                        entry,
+                        sample_id=target.header.sample_ids[index],
+                        first_row=target.rows(index)[0],
+                        copied_from=shard_id,
+                    )
+                    yield index, moved, receipts
         for key in [key for key, left in wanted.items() if not left]:
             del wanted[key]
-    except Exception as error:  # whatever a file holds that is not as verified: the rows can be captured
-        print(f"nothing more is copied from shard {shard_id}: {type(error).__name__}: {error}", file=sys.stderr)
+    # A file differs from its verified state: its rows can be captured instead.
+    except Exception as error:
+        print(
+            f"nothing more is copied from shard {shard_id}: {type(error).__name__}: {error}",
+            file=sys.stderr,
+        )
 
 
-def _open(run: Path, shard_id: str, *, target: Shard) -> tuple[Shard, list[str], dict[str, Any]]:
-    """A verified shard of the same capture, the checksum of each of its samples as verification found it, and its receipts.
+def _open(
+    capture_folder: Path, shard_id: str, *, target: Shard
+) -> tuple[Shard, tuple[str, ...], Receipts]:
+    """Open a verified shard of the same capture.
+
+    Returns:
+        the shard, the checksum of each of its samples as verification found it, and its receipts.
 
     Raises:
-        UserError: it is not what was verified, or of another capture; other errors where a file is none.
+        UserError: the shard is not the verified one, or is of another capture.
+        OSError: a file is missing.
     """
-    verified = json.loads((run / "verified" / f"{shard_id}.json").read_bytes())
-    if sealed(verified) != verified:
-        raise UserError("what verification found of it was changed since")
-    source = Shard(run / "shards" / f"{shard_id}.safetensors")
-    found = (source.header.metadata["capture_key"], source.header.metadata["shard_id"], source.header.size, _layout(source))
-    expected = (target.header.metadata["capture_key"], shard_id, verified["bytes"], _layout(target))
-    if found != expected:
-        raise UserError(f"expected capture key, shard id, bytes and rows {expected}, found {found}")
-    said = json.loads((run / "shards" / f"{shard_id}.receipts.json").read_bytes())
-    images = _images(said)
-    if not isinstance(said["engine"]["version"], str) or not isinstance(images, list) or not all(isinstance(i, str | None) for i in images):
-        raise UserError(f"its receipts name engine {said['engine']} and images {images}, expected a version and a list of names")
-    return source, [sample["checksum"] for sample in verified["samples"]], said
-
-
-def _images(said: dict[str, Any]) -> list[str | None]:
-    return said.get("images", {"server": [None]})["server"]
+    capture = Capture(capture_folder)
+    verified = Verified.read(capture.verified(shard_id))
+    source = Shard(capture.shard(shard_id))
+    expected = {
+        "capture key": target.header.metadata["capture_key"],
+        "shard id": shard_id,
+        "bytes": verified.bytes,
+        "rows": _layout(target),
+    }
+    found = {
+        "capture key": source.header.metadata["capture_key"],
+        "shard id": source.header.metadata["shard_id"],
+        "bytes": source.header.size,
+        "rows": _layout(source),
+    }
+    if difference := first_difference(expected, found):
+        raise UserError(f"{source.path}: {difference}")
+    receipts = Receipts.read(capture.receipts(shard_id))
+    if "server" not in receipts.images:
+        raise UserError(
+            f"its receipts name the images {receipts.images}, expected that of `server`"
+        )
+    return source, verified.samples.checksum, receipts
 
 
 def _layout(shard: Shard) -> list[tuple[str, list[int]]]:
-    """Dtype and shape of a row, of both states."""
-    return [(dtype, list(shape[1:])) for dtype, shape, *_ in (shard.header.tensors[name] for name in shard.header.states())]
+    """Return dtype and shape of a row, of both states."""
+    return [
+        (dtype, list(shape[1:]))
+        for dtype, shape, *_ in (shard.header.tensors[name] for name in shard.header.states())
+    ]
 
 
-def _copy(source: Shard, number: int, target: Shard, index: int, descriptor: int, *, checksum: str, receipt: dict[str, Any]) -> bool:
-    """Copy one sample's rows; False where its ids or bytes are not what they should be."""
+def _copy(
+    source: Shard,
+    number: int,
+    target: Shard,
+    index: int,
+    descriptor: int,
+    *,
+    checksum: str,
+    receipt: ReceiptEntry,
+) -> bool:
+    """Copy one sample's rows; return False if its ids or bytes differ from the expected ones."""
     (begin, end), (first, stop) = source.rows(number), target.rows(index)
-    if end - begin != stop - first or (source.input_ids[begin:end] != target.input_ids[first:stop]).any():
-        print(f"sample {receipt['sample_id']} is not copied from {source.path}: there it has other ids", file=sys.stderr)
-        return False
-    rows = [_read(source.path, at + begin * width, (end - begin) * width) for at, width in source.header.states().values()]
-    found = sample_checksum(*rows)
-    if not found == checksum == receipt["checksum"]:
+    if (
+        end - begin != stop - first
+        or (source.input_ids[begin:end] != target.input_ids[first:stop]).any()
+    ):
         print(
-            f"sample {receipt['sample_id']} is not copied from {source.path}: expected checksum {checksum}, found {found}", file=sys.stderr
+            f"sample {receipt.sample_id} is not copied from {source.path}: that shard has"
+            " other ids of it",
+            file=sys.stderr,
+        )
+        return False
+    rows = [
+        _read(source.path, at + begin * width, (end - begin) * width)
+        for at, width in source.header.states().values()
+    ]
+    found = sample_checksum(*rows)
+    if not found == checksum == receipt.checksum:
+        print(
+            f"sample {receipt.sample_id} is not copied from {source.path}: expected checksum"
+            f" {checksum}, found {found}",
+            file=sys.stderr,
         )
         return False
     for (start, width), data in zip(target.header.states().values(), rows, strict=True):
@@ -148,7 +210,11 @@ def _copy(source: Shard, number: int, target: Shard, index: int, descriptor: int
 
 
 def _read(path: Path, begin: int, size: int) -> np.ndarray:
-    """Bytes of a file: read rather than mapped, so that one that shrinks meanwhile, or a bad disk, is an error and not the end."""
+    """Return bytes of a file.
+
+    They are read, not mapped. If a file shrinks meanwhile, or a disk is bad, reading raises an
+    error and does not kill the process.
+    """
     data = np.fromfile(path, np.uint8, count=size, offset=begin)
     if len(data) < size:
         raise OSError(f"{path} ends at byte {begin + len(data)}, {size - len(data)} bytes early")

@@ -1,90 +1,91 @@
-"""The final state that a trainer asks for, from the one that was captured: taken, found, normed, or refused."""
+"""The final norm, and the final state that a trainer asks for.
+
+The final state is taken as stored, found among the layers, normed, or refused.
+"""
+
+from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
-from safetensors import safe_open
 
 from draftstates.errors import UserError
-
-# Model families whose final norm is a plain RMSNorm: weight * x / rms(x). Others (Gemma adds 1 to the weight) are refused.
-PLAIN_RMS_NORM = frozenset(
-    ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3", "kimi_k2", "gpt_oss")
-)
-_WEIGHT_NAMES = ("model.norm.weight", "model.language_model.norm.weight", "language_model.model.norm.weight")
+from draftstates.model import family
+from draftstates.model.folder import ModelFolder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinalNorm:
-    """A model's final RMSNorm: turns r_N (pre-norm) into what `lm_head` reads (post-norm)."""
+    """A model's final RMSNorm: it turns r_N (pre-norm) into the input of `lm_head` (post-norm)."""
 
     weight: torch.Tensor
     eps: float
 
     @classmethod
-    def from_model(cls, folder: Path) -> "FinalNorm":
-        """Read weight and epsilon from a Hugging Face model folder (config.json and safetensors).
+    def from_model(cls, model: ModelFolder) -> FinalNorm:
+        """Read weight and epsilon.
 
         Raises:
-            UserError: no such folder or files, a family whose norm is not known to be plain, or no weight under a known name.
+            UserError: the family's norm is not known to be plain, or no weight has a known name.
         """
-        folder = Path(folder)
-        try:
-            config = json.loads((folder / "config.json").read_text())
-        except (OSError, ValueError) as error:
-            raise UserError(f"{folder}: expected a model folder with config.json, found {type(error).__name__}: {error}") from error
-        text = config.get("text_config", config)
-        if text.get("model_type") not in PLAIN_RMS_NORM or "rms_norm_eps" not in text:
+        family.check_plain_norm(model.text, origin=model.config_path)
+        weight = model.tensor(family.FINAL_NORM_NAMES)
+        if weight is None:
             raise UserError(
-                f"{folder}: the final norm of model_type {text.get('model_type')!r} is not known; "
-                "capture the final state as the trainer wants it"
+                f"{model.path}: expected the final norm's weight (model.norm.weight), found it in"
+                " no safetensors file: put all of the model's weight files there"
             )
-        return cls(weight=_find_weight(folder), eps=float(text["rms_norm_eps"]))
+        return cls(weight=weight, eps=float(model.text["rms_norm_eps"]))
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """Norm rows [n, H] in float32, as the model does; the result has the rows' dtype."""
+        """Return rows [n, H] normed in float32, as the model does, in the rows' dtype."""
         if rows.shape[-1] != len(self.weight):
-            raise UserError(f"the norm's weight has {len(self.weight)} values, the states {rows.shape[-1]}")
+            raise UserError(
+                f"expected states of {len(self.weight)} values, as the final norm's weight has,"
+                f" found {rows.shape[-1]}: name the captured model's folder"
+            )
         wide = rows.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return (self.weight.float() * wide).to(rows.dtype)
 
 
-def _find_weight(folder: Path) -> torch.Tensor:
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            names = set(file.keys())
-            for name in _WEIGHT_NAMES:
-                if name in names:
-                    return file.get_tensor(name)
-    raise UserError(f"{folder}: no safetensors file holds the final norm's weight under any of {list(_WEIGHT_NAMES)}")
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinalSource:
-    """Where the wanted final state of a sample comes from."""
+    """Origin of the wanted final state of a sample.
 
-    layer: int | None  # position of r_N among the captured layers, or None: the stored final state
-    norm: FinalNorm | None  # to be applied, or None: as it is
+    Attributes:
+        layer: position of r_N among the captured layers; None for the stored final state.
+        norm: the norm to apply; None for no norm.
+    """
+
+    layer: int | None
+    norm: FinalNorm | None
 
     def __call__(self, hidden: torch.Tensor, final: torch.Tensor) -> torch.Tensor:
-        """The final state [n, H] of a sample, from its stored `hidden` [n, K, H] and `final` [n, H]."""
+        """Return a sample's final state [n, H].
+
+        Args:
+            hidden: its stored layers, [n, K, H].
+            final: its stored final state, [n, H].
+        """
         rows = final if self.layer is None else hidden[:, self.layer]
         return rows if self.norm is None else self.norm(rows)
 
 
-def find_final(*, capture: Mapping[str, object], wanted: str, norm: FinalNorm | None) -> FinalSource:
-    """Decide how the final state `wanted` ("pre_norm" or "post_norm") comes from this capture.
+def find_final(
+    *, capture: Mapping[str, object], wanted: str, norm: FinalNorm | None
+) -> FinalSource:
+    """Decide how the final state `wanted` ("pre_norm" or "post_norm") is taken from this capture.
 
     Args:
-        capture: the manifest's `capture`; `final_norm`, `residual_layers` and `num_layers` are read.
-        norm: the model's final norm, needed to make post-norm from pre-norm.
+        capture: the manifest's `capture`, with `final_norm`, `residual_layers` and `num_layers`.
+        wanted: the final state that the trainer reads.
+        norm: the model's final norm, needed to make post_norm from pre_norm.
 
     Raises:
-        UserError: the capture does not allow it. A norm cannot be undone, and no norm is guessed.
+        UserError: the capture does not allow it: a norm cannot be undone, and a missing norm is not
+            guessed.
     """
     stored = capture["final_norm"]
     if wanted not in ("pre_norm", "post_norm"):
@@ -94,13 +95,15 @@ def find_final(*, capture: Mapping[str, object], wanted: str, norm: FinalNorm | 
     if wanted == "post_norm":
         if norm is None:
             raise UserError(
-                "post_norm is asked for and the capture holds pre_norm: give the model's folder, so that its norm's weight can be applied"
+                "post_norm is asked for and the capture holds pre_norm: give the model's folder,"
+                " for its final norm"
             )
         return FinalSource(layer=None, norm=norm)
     layers = list(capture["residual_layers"])  # type: ignore[call-overload]
     if capture["num_layers"] in layers:
         return FinalSource(layer=layers.index(capture["num_layers"]), norm=None)
     raise UserError(
-        f"pre_norm is asked for and the capture holds post_norm, which cannot be undone: capture with final_norm: pre_norm, "
-        f"or add r_{capture['num_layers']} to residual_layers (found {layers})"
+        "pre_norm is asked for and the capture holds post_norm, which cannot be undone: capture"
+        f" with final_norm: pre_norm, or add r_{capture['num_layers']} to residual_layers (found"
+        f" {layers})"
     )

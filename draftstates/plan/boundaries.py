@@ -1,13 +1,15 @@
-"""Where a source is cut into shards: content-defined, so that a change moves the boundary beside it and no other.
+"""Content-defined boundaries of a source's shards: a change moves only the boundary beside it.
 
-A cut falls before a sample whose hash is the smallest of all that lie within `min_bytes` of it, counting the bytes between the two.
-So it depends on nothing further away, and no two cuts are nearer than that. An inserted row makes at most two new shards; a removed
-or edited one touches at most two old shards, and makes at most two new ones but where it was a shard's first, when it may be three;
-an append changes the last shard at most. (Counting the bytes between two samples, and not those of either, is what this rests on:
-whatever a new row pushes out of another's reach on its far side has that row itself within reach.)
+A cut falls before a sample whose hash is the smallest of all hashes within `min_bytes` of it,
+counted in the bytes between the two samples. So a cut depends on no sample further away, and two
+cuts are at least `min_bytes` apart. An inserted row makes at most two new shards. A removed or
+edited row touches at most two old shards and makes at most two new ones, or three where it was a
+shard's first row. An append changes the last shard at most. (The count of the bytes between two
+samples excludes both: a sample that a new row moves beyond `min_bytes` of another has the new row
+itself within `min_bytes`.)
 
-The mean shard is twice `min_bytes`. The few pieces that come out larger than `max_bytes` are cut again at their smallest hash; with
-`max_bytes` of at least four times `min_bytes` they are rare.
+The mean shard is twice `min_bytes`. The few pieces that are larger than `max_bytes` are cut at
+their smallest hash too; with `max_bytes` of at least four times `min_bytes` they are rare.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,39 +18,50 @@ import numpy as np
 
 from draftstates.errors import UserError
 
-HASH_DIGITS = 15  # of the sample's name, itself a hash: 60 bits fit an int64
+# digits of the sample id, itself a hash, that a cut uses: their 60 bits fit an int64
+HASH_DIGITS = 15
 
 
-def segment(sample_ids: Sequence[str], sizes: np.ndarray, *, min_bytes: int, max_bytes: int) -> list[tuple[int, int]]:
+def segment(
+    sample_ids: Sequence[str], sizes: np.ndarray, *, min_bytes: int, max_bytes: int
+) -> list[tuple[int, int]]:
     """Cut a source's samples into shards.
 
     Args:
-        sample_ids: S names, in the source's order; sizes: bytes of each, int64 [S], all positive.
-        min_bytes: no shard is smaller, but for a source that is, and for what samples near `max_bytes` leave no other room for.
-        max_bytes: no shard is larger, but for a sample that alone is.
+        sample_ids: S sample ids, in the source's order.
+        sizes: bytes of each sample, int64 [S], all positive.
+        min_bytes: least size of a shard. Only the one shard of a smaller source, and shards beside
+            samples near `max_bytes`, are smaller.
+        max_bytes: largest size of a shard. Only a shard of one larger sample is larger.
 
     Returns:
-        Pairs (first sample, end sample) that cover all S in order.
+        Pairs (first sample, end sample) that cover all S samples in order.
 
     Raises:
-        UserError: `max_bytes` is less than twice `min_bytes`: no cut could keep to both.
+        UserError: `max_bytes` is less than twice `min_bytes`: no cut could respect both.
     """
     if max_bytes < 2 * min_bytes:
-        raise UserError(f"shards.max_bytes must be at least twice shards.min_bytes, found {max_bytes:,} and {min_bytes:,}")
+        raise UserError(
+            f"shards.max_bytes must be at least twice shards.min_bytes, found {max_bytes:,} and"
+            f" {min_bytes:,}"
+        )
     if not len(sample_ids):
         return []
     hashes = np.array([int(name[:HASH_DIGITS], 16) for name in sample_ids], dtype=np.int64)
     starts = np.concatenate([[0], np.cumsum(np.asarray(sizes, dtype=np.int64))])
     edges = [0, *_local_minima(hashes, starts, min_bytes), len(hashes)]
     return [
-        piece for first, end in zip(edges, edges[1:], strict=False) for piece in _split(first, end, hashes, starts, min_bytes, max_bytes)
+        piece
+        for first, end in zip(edges, edges[1:], strict=False)
+        for piece in _split(first, end, hashes, starts, min_bytes, max_bytes)
     ]
 
 
 def _local_minima(hashes: np.ndarray, starts: np.ndarray, window: int) -> list[int]:
-    """Samples whose hash is below all others with fewer than `window` bytes between, and which lie that far from both ends.
+    """Return samples whose hash is the smallest within `window` bytes, and that far from both ends.
 
-    One pass with a stack of rising hashes: each sample meets the next smaller one on either side. Of equal hashes the first is the smaller.
+    One pass with a stack of rising hashes compares each sample with the next smaller one on either
+    side. Of equal hashes the first counts as the smaller.
     """
     at = starts.tolist()
     alone = ((starts[:-1] >= window) & (starts[-1] - starts[1:] >= window)).tolist()
@@ -65,8 +78,13 @@ def _local_minima(hashes: np.ndarray, starts: np.ndarray, window: int) -> list[i
     return [here for here in range(1, len(values)) if alone[here]]
 
 
-def _split(first: int, end: int, hashes: np.ndarray, starts: np.ndarray, min_bytes: int, max_bytes: int) -> Iterator[tuple[int, int]]:
-    """Cut a piece at its smallest hash, and the parts again, until each is within `max_bytes` or one sample."""
+def _split(
+    first: int, end: int, hashes: np.ndarray, starts: np.ndarray, min_bytes: int, max_bytes: int
+) -> Iterator[tuple[int, int]]:
+    """Cut a piece at its smallest hash, and its parts in the same way.
+
+    The cutting ends when each part is within `max_bytes` or is one sample.
+    """
     pending = [(first, end)]
     while pending:
         first, end = pending.pop()
@@ -74,7 +92,9 @@ def _split(first: int, end: int, hashes: np.ndarray, starts: np.ndarray, min_byt
             yield first, end
             continue
         inner = starts[first + 1 : end]
-        roomy = np.flatnonzero((inner - starts[first] >= min_bytes) & (starts[end] - inner >= min_bytes))
+        roomy = np.flatnonzero(
+            (inner - starts[first] >= min_bytes) & (starts[end] - inner >= min_bytes)
+        )
         candidates = first + 1 + (roomy if len(roomy) else np.arange(end - first - 1))
         cut = int(candidates[np.argmin(hashes[candidates])])
         pending += [(cut, end), (first, cut)]

@@ -1,26 +1,54 @@
-"""The accounting of a run as text: every row of every source is kept, skipped or failed, and why."""
+"""Accounting as text: kept, skipped and failed rows of every source, and the reasons."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-_COLUMNS = ("source", "rows in", "kept", "skipped", "failed", "samples", "tokens", "targets")
+from draftstates.records import Manifest, SourceAccount
+
+_COLUMNS = (
+    "source",
+    "rows in",
+    "kept",
+    "skipped",
+    "failed",
+    "samples",
+    "tokens",
+    "supervised tokens",
+)
 
 
-def table(manifest: Mapping[str, Any], *, path: Path) -> str:
-    """The accounting in a manifest, a line a source and one for all, then shards, bytes and the manifest's path."""
-    accounts = {**manifest["sources"], "all sources": manifest["totals"]}
+def table(manifest: Manifest, *, path: Path) -> str:
+    """Return the accounting in a manifest as text.
+
+    The text has one line per source and one for all sources. The numbers of rows for each reason,
+    the number of shards, the bytes and the path of the manifest follow.
+
+    Args:
+        manifest: the manifest.
+        path: path of its file, for the last line.
+    """
+    accounts = {**manifest.sources, "all sources": manifest.totals}
     rows = [_COLUMNS, *(_row(name, account) for name, account in accounts.items())]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
+    ]
     for kind in ("skipped", "failed"):
-        lines += [f"{kind}, {reason}: {count:,}" for reason, count in manifest["totals"][kind].items()]
-    lines.append(f"{len(manifest['shards']):,} shards, {manifest['totals']['bytes']:,} bytes")
+        lines += [
+            f"{kind}, {reason}: {count:,}" for reason, count in vars(manifest.totals)[kind].items()
+        ]
+    lines.append(f"{len(manifest.shards):,} shards, {manifest.totals.bytes:,} bytes")
     lines.append(f"manifest: {path}")
     return "\n".join(lines)
 
 
-def _row(name: str, account: Mapping[str, Any]) -> tuple[str, ...]:
-    skipped, failed = sum(account["skipped"].values()), sum(account["failed"].values())
-    numbers = (account["rows_in"], account["kept"], skipped, failed, account["samples"], account["tokens"], account["supervised_tokens"])
+def _row(name: str, account: SourceAccount) -> tuple[str, ...]:
+    numbers = (
+        account.rows_in,
+        account.kept,
+        sum(account.skipped.values()),
+        sum(account.failed.values()),
+        account.samples,
+        account.tokens,
+        account.supervised_tokens,
+    )
     return (name, *(f"{number:,}" for number in numbers))

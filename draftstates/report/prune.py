@@ -1,22 +1,20 @@
-"""Which shards nothing lists any more, what killed jobs left of others, and their removal."""
+"""Removal of killed jobs' files, and of shards that no manifest lists and no plan asks for."""
 
 import dataclasses
-import json
 import shutil
 from pathlib import Path
 
-from draftstates import manifest
-from draftstates.building import abandoned
 from draftstates.errors import UserError
-from draftstates.plan_file import read_plan
-from draftstates.workflow import SHARD_PARTS
+from draftstates.extract.staging import abandoned
+from draftstates.paths import Capture, Results
+from draftstates.records import Manifest, Plan
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Unlisted:
-    """A shard that is in no manifest: its files, the first to go first, and their bytes."""
+    """Shard that no manifest lists: its files in the order of removal, and their bytes."""
 
-    run: str
+    capture_folder: str
     shard_id: str
     files: list[Path]
     bytes: int
@@ -24,56 +22,74 @@ class Unlisted:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Unfinished:
-    """The folder in which a killed job was building a shard, and its bytes."""
+    """Folder in which a killed job was building a shard, and its bytes."""
 
     folder: Path
     bytes: int
 
 
 def unfinished(results: Path) -> list[Unfinished]:
-    """What killed jobs left below `results`, whatever the plan or a manifest says: nobody ever reads it."""
-    folders = [left for shards in sorted(results.glob("*/shards")) for left in abandoned(shards)]
-    return [Unfinished(folder=left, bytes=sum(file.stat().st_size for file in left.iterdir())) for left in folders]
+    """Return the building folders of killed jobs below `results`; no command reads them."""
+    folders = [
+        left for capture in Results(results).captures() for left in abandoned(capture.building)
+    ]
+    return [
+        Unfinished(folder=left, bytes=sum(file.stat().st_size for file in left.iterdir()))
+        for left in folders
+    ]
 
 
 def unlisted(results: Path) -> list[Unlisted]:
-    """Shards below `results` that neither the manifest of their run lists nor the present plan asks for.
+    """Return the shards below `results` that no manifest lists and no plan asks for.
 
-    A run without a manifest is left alone, whatever its shards: it may be unfinished.
+    The manifest is that of the shard's capture folder, the plan is the present one. A capture
+    folder without a manifest is left alone, since its capture may be unfinished.
 
     Raises:
-        UserError: there is no plan, or a manifest or the plan cannot be read: then nothing may be removed.
+        UserError: the plan or a manifest cannot be read: then nothing may be removed.
     """
-    plan = read_plan(results / "plan.json")
-    planned = {(plan["run"], shard["shard_id"]) for shard in plan["shards"]}
+    plan = Plan.read(Results(results).plan)
+    planned = {(plan.capture_folder, shard.shard_id) for shard in plan.shards}
     found = []
-    for folder in sorted(results.glob("*/shards")):
-        run = folder.parent
-        if not (run / "manifest.json").exists() or not (run / "verified").is_dir():
-            continue  # the latter no capture's folder, but a compact copy
-        listed = _listed(run / "manifest.json")
-        names = {path.name.split(".")[0] for path in folder.iterdir() if path.name.endswith(SHARD_PARTS)}
-        for name in sorted(names - listed):
-            if (run.name, name) not in planned:
-                # what vouches for the shard goes first: an interruption leaves nothing that is believed without its states
-                files = [run / "verified" / f"{name}.json", *(folder / f"{name}{part}" for part in reversed(SHARD_PARTS))]
-                there = [file for file in files if file.exists()]
-                found.append(Unlisted(run=run.name, shard_id=name, files=there, bytes=sum(file.stat().st_size for file in there)))
+    for capture in Results(results).captures():
+        # A folder without verified/ is a compact copy.
+        if not capture.manifest.exists() or not capture.verified_folder.is_dir():
+            continue
+        for name in sorted(capture.begun_shard_ids() - _listed(capture.manifest)):
+            if (capture.name, name) not in planned:
+                present = [file for file in _files(capture, name) if file.exists()]
+                found.append(
+                    Unlisted(
+                        capture_folder=capture.name,
+                        shard_id=name,
+                        files=present,
+                        bytes=sum(file.stat().st_size for file in present),
+                    )
+                )
     return found
+
+
+def _files(capture: Capture, shard_id: str) -> list[Path]:
+    """Return a shard's files in the order of their removal.
+
+    The files that vouch for the shard come first, so that an interruption leaves no proof without
+    states.
+    """
+    return [
+        path(shard_id)
+        for path in (capture.verified, capture.receipts, capture.recaptures, capture.shard)
+    ]
 
 
 def _listed(path: Path) -> set[str]:
     try:
-        content = json.loads(path.read_bytes())
-        if (content["format"], content["format_version"]) != (manifest.FORMAT, manifest.FORMAT_VERSION):
-            raise ValueError(f"found {content['format']} {content['format_version']}")
-        return {shard["shard_id"] for shard in content["shards"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        expected = f"{manifest.FORMAT} {manifest.FORMAT_VERSION}"
-        raise UserError(f"{path}: expected {expected}, found {type(error).__name__}: {error}; nothing is removed") from error
+        return {shard.shard_id for shard in Manifest.read(path).shards}
+    except UserError as error:
+        raise UserError(f"{error}; no file was removed") from error
 
 
 def remove(shards: list[Unlisted], left: list[Unfinished]) -> None:
+    """Remove shards and building folders."""
     for shard in shards:
         for file in shard.files:
             file.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""A sample for people's eyes: its text with the targets marked, for a terminal or as HTML."""
+"""Text of a sample with its supervised tokens marked, for a terminal or as HTML."""
 
 import html
 from pathlib import Path
@@ -8,39 +8,50 @@ import numpy as np
 import pyarrow.compute as pc
 
 from draftstates.errors import UserError
-from draftstates.token_files import open_tokens
+from draftstates.tokens.files import open_tokens
 
-_TARGET, _CONTEXT, _RESET = "\x1b[30;42m", "\x1b[90m", "\x1b[0m"
+_SUPERVISED, _CONTEXT, _RESET = "\x1b[30;42m", "\x1b[90m", "\x1b[0m"
 _STYLE = (
-    "<style>.sample{white-space:pre-wrap;font:14px/1.5 monospace;color:#777;border:1px solid #ccc;padding:1em;margin:1em 0}"
-    ".sample b{font-weight:normal;color:#000;background:#bfe8bf}.sample i{font-style:normal;color:#b8b8b8}</style>"
+    "<style>.sample{white-space:pre-wrap;font:14px/1.5 monospace;color:#777;border:1px solid"
+    " #ccc;padding:1em;margin:1em 0}.sample"
+    " b{font-weight:normal;color:#000;background:#bfe8bf}.sample"
+    " i{font-style:normal;color:#b8b8b8}</style>"
 )
 
 
-def find_sample(path: Path, *, sample_id: str | None = None, row: int | None = None) -> list[dict[str, Any]]:
-    """Samples in a file of tokens: the one whose id begins with `sample_id`, or those of a row of the source.
+def find_sample(
+    path: Path, *, sample_id: str | None = None, row: int | None = None
+) -> list[dict[str, Any]]:
+    """Return the samples of a file of tokens whose id begins with `sample_id`, or those of a row.
 
     Returns:
         `row`, `part`, `sample_id`, `input_ids` [T] and `loss_mask` [T] of each.
 
     Raises:
-        UserError: there is none, or the file is no file of tokens.
+        UserError: no such sample, or not a file of tokens.
     """
     file = open_tokens(path)
     for group in range(file.num_row_groups):
         names = file.read_row_group(group, columns=["sample_id", "row"])
-        chosen = pc.equal(names["row"], row) if sample_id is None else pc.starts_with(names["sample_id"], sample_id)
+        chosen = (
+            pc.equal(names["row"], row)
+            if sample_id is None
+            else pc.starts_with(names["sample_id"], sample_id)
+        )
         indices = np.flatnonzero(np.asarray(chosen))
         if len(indices):
             return file.read_row_group(group).take(indices).to_pylist()
-    raise UserError(f"{path}: expected {f'row {row}' if sample_id is None else f'sample {sample_id}'}, found none such")
+    raise UserError(
+        f"{path}: expected {f'row {row}' if sample_id is None else f'sample {sample_id}'}, found"
+        " none"
+    )
 
 
 def spread_samples(path: Path, *, count: int) -> list[dict[str, Any]]:
-    """Samples in a file of tokens, at most `count` and evenly spread over it, as `find_sample` gives them.
+    """Return at most `count` samples, evenly spread over a file of tokens, as `find_sample` does.
 
     Raises:
-        UserError: there is none, or the file is no file of tokens.
+        UserError: no such sample, or not a file of tokens.
     """
     file = open_tokens(path)
     total = file.metadata.num_rows
@@ -58,39 +69,76 @@ def spread_samples(path: Path, *, count: int) -> list[dict[str, Any]]:
 
 
 def runs(tokenizer: Any, input_ids: list[int], loss_mask: list[int]) -> list[tuple[str, bool]]:
-    """Text of each run of tokens that are all targets, or all not.
+    """Return the text of each sequence of tokens that are all supervised, or all not.
 
     Args:
-        tokenizer: transformers' tokenizer. input_ids: [T]; loss_mask: 0 or 1 [T].
+        tokenizer: transformers' tokenizer.
+        input_ids: [T].
+        loss_mask: 0 or 1 [T].
     """
     mask = np.asarray(loss_mask, dtype=bool)
     starts = [0, *(np.flatnonzero(mask[1:] != mask[:-1]) + 1).tolist(), len(mask)]
-    return [(tokenizer.decode(input_ids[first:end]), bool(mask[first])) for first, end in zip(starts, starts[1:], strict=False)]
+    return [
+        (tokenizer.decode(input_ids[first:end]), bool(mask[first]))
+        for first, end in zip(starts, starts[1:], strict=False)
+    ]
+
+
+def marked(tokenizer: Any, sample: dict[str, Any]) -> list[tuple[str, bool]]:
+    """Return a sample's text as `runs` gives it."""
+    return runs(tokenizer, sample["input_ids"], sample["loss_mask"])
+
+
+def title(source: str, sample: dict[str, Any]) -> str:
+    """Return a line that names a sample, its row and its tokens."""
+    return (
+        f"sample {sample['sample_id']}, row {sample['row']} of {source}:"
+        f" {len(sample['input_ids'])} tokens, {sum(sample['loss_mask'])} targets"
+    )
+
+
+def page_of(found: list[tuple[str, dict[str, Any]]], tokenizer: Any) -> str:
+    """Return an HTML page of samples.
+
+    Args:
+        found: name of the source and sample, as `find_sample` returns it.
+        tokenizer: transformers' tokenizer.
+    """
+    return html_page(
+        [
+            as_html(marked(tokenizer, sample), title=title(source, sample))
+            for source, sample in found
+        ]
+    )
 
 
 def as_terminal(found: list[tuple[str, bool]], *, colour: bool) -> str:
-    """Targets on a coloured ground, or between ⟦ and ⟧; ends of lines are shown."""
+    """Return text with supervised tokens on a coloured ground, or between ⟦ and ⟧.
+
+    Ends of lines are shown.
+    """
     parts = []
-    for text, target in found:
+    for text, supervised in found:
         text = text.replace("\n", "↵\n")
-        if colour:  # a terminal's colour is set anew on every line
-            start = _TARGET if target else _CONTEXT
+        # A terminal's colour must be set on every line.
+        if colour:
+            start = _SUPERVISED if supervised else _CONTEXT
             parts.append(start + text.replace("\n", f"{_RESET}\n{start}") + _RESET)
         else:
-            parts.append(f"⟦{text}⟧" if target else text)
+            parts.append(f"⟦{text}⟧" if supervised else text)
     return "".join(parts)
 
 
 def as_html(found: list[tuple[str, bool]], *, title: str) -> str:
-    """The sample as a piece of a page, without its style (see `html_page`); targets are in `<b>`."""
+    """Return the sample as a piece of a page (see `html_page`); supervised tokens are in `<b>`."""
     parts = []
-    for text, target in found:
+    for text, supervised in found:
         escaped = html.escape(text).replace("\n", "<i>↵</i>\n")
-        parts.append(f"<b>{escaped}</b>" if target else escaped)
+        parts.append(f"<b>{escaped}</b>" if supervised else escaped)
     return f'<h3>{html.escape(title)}</h3>\n<div class="sample">{"".join(parts)}</div>\n'
 
 
 def html_page(samples: list[str]) -> str:
-    """A page of samples made by `as_html`."""
-    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Samples and their targets</title>{_STYLE}'
-    return f"{head}\n<p>Targets to learn have a green ground.</p>\n{''.join(samples)}</html>\n"
+    """Return a page of samples made by `as_html`."""
+    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Samples</title>{_STYLE}'
+    return f"{head}\n<p>Supervised tokens have a green ground.</p>\n{''.join(samples)}</html>\n"

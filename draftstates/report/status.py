@@ -1,4 +1,7 @@
-"""What a run is doing, read from its files alone: from another terminal, and from any node that sees the results folder."""
+"""Status of a run, read from its files alone.
+
+It works in another terminal, and on every node that sees the results folder.
+"""
 
 import dataclasses
 import shutil
@@ -8,24 +11,32 @@ from pathlib import Path
 from rich.console import Group
 from rich.table import Table
 
-from draftstates.plan_file import read_plan
-from draftstates.progress import Running, running
+from draftstates.extract.progress import Running, running
+from draftstates.paths import Results
+from draftstates.records import Plan
 
-_SILENT_SECONDS = 300.0  # longer than a sample takes; then a running extraction is shown as silent
+# Longer than a sample takes. After it a running extraction is shown as silent.
+_SILENT_SECONDS = 300.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Status:
-    """A look at a run.
+    """State of a run at one time.
 
     Attributes:
-        planned, captured, verified: numbers of shards.
-        running: extractions under way; failed: the error, by shard id, of those that ended without their shard and were not begun again.
-        tokens, captured_tokens: of all planned shards, and of those that are captured.
-        disk_free: bytes.
+        planned: number of planned shards.
+        captured: number of captured shards.
+        verified: number of verified shards.
+        running: extractions under way.
+        failed: by shard id, the error of each extraction that ended without its shard and was not
+            started a second time.
+        tokens: tokens of all planned shards.
+        captured_tokens: tokens of the captured shards.
+        disk_free: free bytes of the disk.
+        at: Unix time.
     """
 
-    run: str
+    capture_folder: str
     planned: int
     captured: int
     verified: int
@@ -43,12 +54,12 @@ class Status:
 
     @property
     def is_done(self) -> bool:
-        """Whether every planned shard is captured and verified."""
+        """Return whether every planned shard is captured and verified."""
         return self.planned == self.captured == self.verified
 
     @property
     def rate(self) -> float:
-        """Tokens per second of the extractions under way, from their own beginnings."""
+        """Tokens per second of the extractions under way since their start."""
         return sum(each.rate for each in self.running)
 
 
@@ -56,18 +67,25 @@ def look(results: Path) -> Status:
     """Read a run's state.
 
     Raises:
-        UserError: there is no plan yet, or it is none.
+        UserError: the plan is missing or cannot be read.
     """
-    plan = read_plan(results / "plan.json")
-    run, now = results / plan["run"], time.time()
-    present = {path.stem for path in (run / "shards").glob("*.safetensors")}
-    verified = {path.stem for path in (run / "verified").glob("*.json")}
-    ids = {shard["shard_id"]: shard["tokens"] for shard in plan["shards"]}
-    under_way = [each for each in running(run) if each.shard_id in ids and each.shard_id not in present]
+    plan = Plan.read(Results(results).plan)
+    capture, now = Results(results).capture(plan.capture_folder), time.time()
+    present, verified = capture.shard_ids(), capture.verified_ids()
+    ids = {shard.shard_id: shard.tokens for shard in plan.shards}
+    under_way = [
+        each
+        for each in running(capture.folder)
+        if each.shard_id in ids and each.shard_id not in present
+    ]
     busy = {each.shard_id for each in under_way}
-    failed = {name: why for name in ids if name not in present | busy and (why := _why(results, plan["run"], name))}
+    failed = {
+        name: why
+        for name in ids
+        if name not in present | busy and (why := _why(results, plan.capture_folder, name))
+    }
     return Status(
-        run=plan["run"],
+        capture_folder=plan.capture_folder,
         planned=len(ids),
         captured=len(ids.keys() & present),
         verified=len(ids.keys() & verified),
@@ -80,22 +98,28 @@ def look(results: Path) -> Status:
     )
 
 
-def _why(results: Path, run: str, shard_id: str) -> str:
-    """The error that an extraction left in its log, or nothing."""
+def _why(results: Path, capture_folder: str, shard_id: str) -> str:
+    """Return the error that an extraction left in its log, or an empty text."""
     try:
-        lines = (results / "logs" / run / "extract" / f"{shard_id}.log").read_text(errors="replace").split("\n")
+        log = Results(results).extract_log(capture_folder, shard_id)
+        lines = log.read_text(errors="replace").split("\n")
     except OSError:
         return ""
     return next((line for line in lines if line.startswith("error: ")), "")
 
 
 def view(status: Status, before: Status | None = None) -> Group:
-    """Tables for a terminal.
+    """Return tables for a terminal.
 
     Args:
-        before: an earlier look: the rate is then that of the time between, not that since each extraction's beginning.
+        before: an earlier state; the rate is then that of the time between the two states, not that
+            since each extraction's start.
     """
-    return Group(_totals(status, before), *([_running(status)] if status.running else []), *([_failed(status)] if status.failed else []))
+    return Group(
+        _totals(status, before),
+        *([_running(status)] if status.running else []),
+        *([_failed(status)] if status.failed else []),
+    )
 
 
 def _totals(status: Status, before: Status | None) -> Table:
@@ -103,11 +127,21 @@ def _totals(status: Status, before: Status | None) -> Table:
     if before is not None and status.at > before.at and status.done_tokens >= before.done_tokens:
         rate = (status.done_tokens - before.done_tokens) / (status.at - before.at)
     left = (status.tokens - status.done_tokens) / rate if rate > 0 else None
-    shards = f"{status.captured:,} captured, {status.verified:,} verified, {len(status.running):,} running, {len(status.failed):,} failed"
-    table = Table(title=status.run, show_header=False)
+    shards = (
+        f"{status.captured:,} captured, {status.verified:,} verified, {len(status.running):,}"
+        f" running, {len(status.failed):,} failed"
+    )
+    table = Table(title=status.capture_folder, show_header=False)
     table.add_row("shards", f"{shards}, of {status.planned:,}")
     table.add_row("tokens", f"{status.done_tokens:,} of {status.tokens:,}, {rate:,.0f} a second")
-    table.add_row("time left", "-" if left is None else f"{int(left) // 3600}:{int(left) // 60 % 60:02}:{int(left) % 60:02}")
+    table.add_row(
+        "time left",
+        (
+            "-"
+            if left is None
+            else f"{int(left) // 3600}:{int(left) // 60 % 60:02}:{int(left) % 60:02}"
+        ),
+    )
     table.add_row("disk left", f"{status.disk_free / 2**30:,.1f} GiB")
     return table
 
@@ -115,7 +149,9 @@ def _totals(status: Status, before: Status | None) -> Table:
 def _running(status: Status) -> Table:
     table = Table(title="running")
     for name in ("server", "shard", "tokens", "tokens/s", "news"):
-        table.add_column(name, justify="left" if name in ("server", "shard") else "right", no_wrap=True)
+        table.add_column(
+            name, justify="left" if name in ("server", "shard") else "right", no_wrap=True
+        )
     servers: dict[str, list[Running]] = {}
     for each in status.running:
         servers.setdefault(each.server.removeprefix("http://"), []).append(each)
@@ -123,13 +159,21 @@ def _running(status: Status) -> Table:
         for each in extractions:
             age = status.at - each.updated
             news = f"{age:,.0f} s ago" if age <= _SILENT_SECONDS else "silent"
-            table.add_row(server, each.shard_id[:8], f"{each.done:,} of {each.total:,}", f"{each.rate:,.0f}", news)
-        table.add_row(server, "all", "", f"{sum(each.rate for each in extractions):,.0f}", "", style="bold")
+            table.add_row(
+                server,
+                each.shard_id[:8],
+                f"{each.done:,} of {each.total:,}",
+                f"{each.rate:,.0f}",
+                news,
+            )
+        table.add_row(
+            server, "all", "", f"{sum(each.rate for each in extractions):,.0f}", "", style="bold"
+        )
     return table
 
 
 def _failed(status: Status) -> Table:
-    table = Table(title="failed, not yet captured again")
+    table = Table(title="failed and not yet retried")
     table.add_column("shard")
     table.add_column("error")
     for name, why in status.failed.items():

@@ -1,4 +1,4 @@
-"""The self-test: nobody gets the address of a server that has not passed it."""
+"""Acceptance of servers: a client gets the address of a server only after its self-test."""
 
 import os
 import subprocess
@@ -6,33 +6,50 @@ import sys
 from pathlib import Path
 
 from draftstates.errors import UserError
+from draftstates.files import open_log, read_json, tail, write_private
 from draftstates.server.address import Address, health
-from draftstates.server.files import open_log, read_json, tail, write_private
 from draftstates.server.launchers import fill
 from draftstates.server.processes import Process
 from draftstates.server.settings import ServerSettings
 from draftstates.server.state import State
 
-_EXTERNAL_HEALTH_SECONDS = 30.0  # a server that others keep busy answers late
+# a busy server answers late
+_EXTERNAL_HEALTH_SECONDS = 30.0
 
 
-def selftest_arguments(settings: ServerSettings, candidate: Path) -> tuple[list[str], dict[str, str]]:
-    """Command and environment of the self-test of the address in the file `candidate`."""
-    return fill(settings.selftest, {"{address}": str(candidate), "{python}": sys.executable}), {**os.environ, **settings.env}
+def selftest_arguments(
+    settings: ServerSettings, candidate: Path
+) -> tuple[list[str], dict[str, str]]:
+    """Return command and environment of the self-test.
+
+    Args:
+        settings: settings of the server.
+        candidate: file with the address that the self-test reads.
+    """
+    return fill(settings.selftest, {"{address}": str(candidate), "{python}": sys.executable}), {
+        **os.environ,
+        **settings.env,
+    }
 
 
 def selftest_failure(status: int, log: Path) -> str:
+    """Return the message of a failed self-test, with the last lines of its log."""
     return f"the server failed its self-test (status {status}):\n{tail(log)}"
 
 
 def external_address(settings: ServerSettings, state: State, *, owner: Process) -> Address:
-    """The configured address, tested once for each owner. The caller holds the start lock.
+    """Return the configured address, and test its server once for each owner.
+
+    The caller holds the start lock.
 
     Raises:
-        UserError: the key file cannot be read, no server answers, or it fails the self-test.
+        UserError: the key file cannot be read, no server answers, or the server fails the
+            self-test.
     """
     assert settings.url is not None
-    address = Address(url=settings.url.rstrip("/"), api_key=_read_key(settings.api_key_file), launcher="external")
+    address = Address(
+        url=settings.url.rstrip("/"), api_key=_read_key(settings.api_key_file), launcher="external"
+    )
     accepted = {"owner": str(owner), "fingerprint": settings.fingerprint}
     if read_json(state.accepted) == accepted:
         return address
@@ -63,10 +80,17 @@ def _run_selftest(settings: ServerSettings, state: State) -> None:
     output = open_log(state.selftest_log)
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, timeout=settings.start_seconds
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            timeout=settings.start_seconds,
         )
     except subprocess.TimeoutExpired as error:
-        raise UserError(f"the self-test of {settings.url} did not end within {settings.start_seconds:g} s") from error
+        raise UserError(
+            f"the self-test of {settings.url} did not end within {settings.start_seconds:g} s"
+        ) from error
     finally:
         os.close(output)
     if done.returncode:

@@ -1,18 +1,23 @@
-"""Where a server is reached."""
+"""The address of a server: its file, its key and its health."""
 
 import dataclasses
 import urllib.request
 from pathlib import Path
 
 from draftstates.errors import UserError
-from draftstates.server.files import read_json, write_private
+from draftstates.files import read_json, write_private
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Address:
-    """Base URL of one server, without a trailing slash, and the key that it asks for.
+    """The base URL of one server, and the key that the server asks for.
 
-    Of several replicas a lease gives one: all rows of a file must be written by the same server.
+    A lease gives the address of one replica: the same server must write all rows of a file.
+
+    Attributes:
+        url: without a trailing slash.
+        api_key: None for a server without a key.
+        launcher: the launcher that started the server.
     """
 
     url: str
@@ -20,7 +25,7 @@ class Address:
     launcher: str
 
     def write(self, path: Path) -> None:
-        """Write to `path`, mode 0600."""
+        """Write the address to `path`, mode 0600."""
         write_private(path, dataclasses.asdict(self))
 
 
@@ -28,7 +33,7 @@ def read_address(path: Path) -> Address:
     """Read an address file.
 
     Raises:
-        UserError: there is no such file, or it is no address.
+        UserError: the file does not exist, or it holds no address.
     """
     found = read_json(path)
     if found is None:
@@ -40,18 +45,28 @@ def read_address(path: Path) -> Address:
 
 
 def write_key_config(path: Path, api_key: str) -> None:
-    """Write the key to a YAML file, mode 0600, that SGLang reads: the only other way is argv, which every user of the machine sees."""
-    write_private(path, f"api-key: {api_key}\n")  # spelt as the flag
+    """Write the key to a YAML file, mode 0600, that SGLang reads.
+
+    The only other way is argv, which every user of the machine can read.
+    """
+    # the key of the YAML file has the spelling of the flag
+    write_private(path, f"api-key: {api_key}\n")
 
 
 def read_key_config(path: Path) -> str:
-    """The key in a file of `write_key_config`."""
+    """Return the key in a file that `write_key_config` wrote."""
     return path.read_text().removeprefix("api-key: ").strip()
 
 
 def health(url: str, *, seconds: float) -> str | None:
-    """None if the server at `url` answers `GET /health` with 200 in time, else what is wrong."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy of the environment does not lead to our own server
+    """Return None if the server answers `GET /health` with 200 in time, else the problem.
+
+    Args:
+        url: base URL of the server.
+        seconds: longest time to wait.
+    """
+    # a proxy of the environment does not lead to our own server
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"{url}/health", timeout=seconds) as answer:
             return None if answer.status == 200 else f"status {answer.status}"

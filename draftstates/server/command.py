@@ -1,105 +1,163 @@
-"""The command of an instrumented SGLang server, made from the configuration."""
+"""The command of an instrumented SGLang server, from the configuration."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from draftstates.capture.settings import CaptureSettings
-from draftstates.capture_spec import CaptureSpec
-from draftstates.config import state_folder
+from draftstates.config import Configuration, LeaseOptions, Server
 from draftstates.containers import scratch, shown_to_server
-from draftstates.server.settings import ServerSettings, SlurmSettings
+from draftstates.paths import Results
+from draftstates.server.settings import ServerSettings
+from draftstates.spec import CaptureSpec
 
-_CPU = ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--grammar-backend", "none"]
+_CPU = [
+    "--device",
+    "cpu",
+    "--attention-backend",
+    "torch_native",
+    "--sampling-backend",
+    "pytorch",
+    "--grammar-backend",
+    "none",
+]
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 
 DEVICE_VARIABLE = "DRAFTSTATES_DEVICE"
 
 
-def on_gpu(server: Mapping[str, Any]) -> bool:
-    """Whether the configured server computes on NVIDIA GPUs; `auto` looks at this machine, without importing torch.
+def on_gpu(server: Server) -> bool:
+    """Return whether the configured server computes on NVIDIA GPUs.
 
-    A step in a container sees no GPUs, so it is told by DRAFTSTATES_DEVICE (`cuda` or `cpu`).
+
+    `auto` looks for the GPUs of this machine, without importing torch. A step in a container sees
+    no GPUs and reads the variable DRAFTSTATES_DEVICE instead (`cuda` or `cpu`).
     """
-    if server["device"] == "auto" and server["launcher"] == "local":
-        told = os.environ.get(DEVICE_VARIABLE)
-        return told == "cuda" if told else any(Path("/dev").glob("nvidia[0-9]*"))
-    return server["device"] != "cpu"  # a server job runs on another node than those that ask for it
+    if server.device == "auto" and server.launcher == "local":
+        device = os.environ.get(DEVICE_VARIABLE)
+        return device == "cuda" if device else any(Path("/dev").glob("nvidia[0-9]*"))
+    # a server job runs on another node than its clients
+    return server.device != "cpu"
 
 
-def attestation_path(config: Mapping[str, Any]) -> Path:
-    """Where the self-test of the server that runs now writes what it found."""
-    return (Path(config["results"]) / ".server" / "attestation.json").resolve()
+def attestation_path(config: Configuration) -> Path:
+    """Return the path of the file that the running server's self-test writes."""
+    return Results(config.results).attestation.resolve()
 
 
-def server_settings(config: Mapping[str, Any], *, spec: CaptureSpec, plan: Path) -> ServerSettings:
-    """Settings of the lease for a resolved configuration: the same for all jobs of a run, which share one server.
+def server_settings(config: Configuration, *, spec: CaptureSpec, plan: Path) -> ServerSettings:
+    """Return the settings of the lease for a resolved configuration.
+
+    They are the same for all jobs of a run, because these jobs share one server.
+
 
     Args:
-        plan: the self-test reads the capture from it.
+        config: the resolved configuration.
+        spec: the capture.
+        plan: path of `plan.json`, from which the self-test reads the capture.
     """
-    server, results = config["server"], Path(config["results"]).resolve()
+    server, results = config.server, config.results.resolve()
+    image = config.containers.sglang
     selftest = [
-        *("{python}", "-m", "draftstates.server.selftest", "--address", "{address}", "--plan", str(plan.resolve())),
-        *("--model", str(Path(config["model"]["path"]).resolve()), "--root", str(results), "--output", str(attestation_path(config))),
+        *(
+            "{python}",
+            "-m",
+            "draftstates.verify.selftest",
+            "--address",
+            "{address}",
+            "--plan",
+            str(plan.resolve()),
+        ),
+        *(
+            "--model",
+            str(config.model.path.resolve()),
+            "--root",
+            str(results),
+            "--output",
+            str(attestation_path(config)),
+        ),
     ]
     return ServerSettings(
-        launcher=server["launcher"],
+        **{name: getattr(server, name) for name in LeaseOptions.model_fields},
         command=sglang_command(config, spec=spec),
-        env={**server_environment(config, spec=spec, root=results), **server["env"]},
-        image=Path(config["containers"]["sglang"]).resolve() if config["containers"]["sglang"] else None,
+        env={**server_environment(config, spec=spec, root=results), **server.env},
+        image=image.resolve() if image else None,
         image_args=_image_arguments(config),
         scratch=scratch(config),
-        url=server["url"],
-        api_key_file=Path(server["api_key_file"]) if server["api_key_file"] else None,
         selftest=selftest,
-        replicas=server["replicas"],
-        gpus_each=server["tensor_parallel"] if on_gpu(server) else 0,
-        restarts=server["restarts"],
-        slurm=SlurmSettings(**server["slurm"]),
-        start_seconds=server["start_seconds"],
-        idle_seconds=server["idle_seconds"],
-        stop_seconds=server["stop_seconds"],
-        state=state_folder(config),
-        log=(results / ".server" / "server.log").resolve(),
+        gpus_each=server.tensor_parallel if on_gpu(server) else 0,
+        state=config.state_folder,
+        log=Results(results).server_log.resolve(),
     )
 
 
-def sglang_command(config: Mapping[str, Any], *, spec: CaptureSpec) -> list[str]:
-    """argv of one server; `{host}`, `{port}` and `{key_config}` are filled in where it starts."""
-    command = ["{python}", "-m", "sglang.launch_server", "--host", "{host}", "--port", "{port}", "--config", "{key_config}"]
-    command += ["--model-path", str(Path(config["model"]["path"]).resolve()), "--dtype", spec.compute_dtype]
-    command += ["--tensor-parallel-size", str(config["server"]["tensor_parallel"])]
-    # without the cache no row can be skipped; ids go in and out, so no tokenizer is needed;
-    # a replayed graph runs no Python, so nothing could be captured from a prefill under one, and nothing is decoded
-    command += ["--disable-radix-cache", "--skip-tokenizer-init", "--cuda-graph-backend-prefill", "disabled"]
+def sglang_command(config: Configuration, *, spec: CaptureSpec) -> list[str]:
+    """Return the argv of one server.
+
+    The launcher replaces `{host}`, `{port}` and `{key_config}` when it starts the server.
+    """
+    command = [
+        "{python}",
+        "-m",
+        "sglang.launch_server",
+        "--host",
+        "{host}",
+        "--port",
+        "{port}",
+        "--config",
+        "{key_config}",
+    ]
+    command += [
+        "--model-path",
+        str(config.model.path.resolve()),
+        "--dtype",
+        spec.compute_dtype,
+    ]
+    command += ["--tensor-parallel-size", str(config.server.tensor_parallel)]
+    # Without the radix cache, SGLang skips no row. Requests and answers hold ids, so the server
+    # needs no tokenizer. A replayed graph runs no Python, so a prefill in a graph cannot be
+    # captured; graphs for decoding are not needed, because nothing is decoded.
+    command += [
+        "--disable-radix-cache",
+        "--skip-tokenizer-init",
+        "--cuda-graph-backend-prefill",
+        "disabled",
+    ]
     command += ["--cuda-graph-backend-decode", "disabled"]
-    if config["server"]["data_parallel_attention"] > 1:
-        command += ["--attn-dp-size", str(config["server"]["data_parallel_attention"])]
+    if config.server.data_parallel_attention > 1:
+        command += ["--attn-dp-size", str(config.server.data_parallel_attention)]
     else:
-        # an idle scheduler would spin on a core; not above, where ranks wait for each other and one without a request would sleep on
+        # An idle scheduler would spin on a core. With data parallel attention, ranks wait for each
+        # other, and a sleeping rank without a request would stop them.
         command.append("--sleep-on-idle")
-    if config["model"]["trust_remote_code"]:
+    if config.model.trust_remote_code:
         command.append("--trust-remote-code")
-    if not on_gpu(config["server"]):
+    if not on_gpu(config.server):
         command += _CPU
-    return command + config["server"]["args"]
+    return command + config.server.args
 
 
-def _image_arguments(config: Mapping[str, Any]) -> list[str]:
-    if not config["containers"]["sglang"]:
+def _image_arguments(config: Configuration) -> list[str]:
+    if not config.containers.sglang:
         return []
     shown = [argument for bind in shown_to_server(config) for argument in ("--bind", bind)]
-    return [*(["--nv"] if on_gpu(config["server"]) else []), *shown, *config["containers"]["sglang_args"]]
+    return [
+        *(["--nv"] if on_gpu(config.server) else []),
+        *shown,
+        *config.containers.sglang_args,
+    ]
 
 
-def server_environment(config: Mapping[str, Any], *, spec: CaptureSpec, root: Path) -> dict[str, str]:
-    """Variables that make the server capture, below `root` alone."""
-    queue = {name: config["server"][name] for name in ("queue_bytes", "writers")}
-    settings = CaptureSettings(root=root, spec=spec, **queue)
+def server_environment(config: Configuration, *, spec: CaptureSpec, root: Path) -> dict[str, str]:
+    """Return the variables that make the server capture, with files only below `root`."""
+    settings = CaptureSettings(
+        root=root,
+        spec=spec,
+        queue_bytes=config.server.queue_bytes,
+        writers=config.server.writers,
+    )
     environment = {**_OFFLINE, **settings.to_environment()}
-    if not on_gpu(config["server"]):
-        environment["TORCHDYNAMO_DISABLE"] = "1"  # compiling for a CPU takes longer than it saves
+    if not on_gpu(config.server):
+        # compiling for a CPU takes longer than it saves
+        environment["TORCHDYNAMO_DISABLE"] = "1"
     return environment

@@ -1,4 +1,4 @@
-"""What a running SGLang server says of itself."""
+"""The report of a running SGLang server about itself."""
 
 import json
 import urllib.error
@@ -8,12 +8,14 @@ from draftstates.errors import UserError
 
 
 def server_info(url: str, *, api_key: str | None) -> dict:
-    """The server's own arguments and version (`GET /server_info`).
+    """Return the server's own arguments and version (`GET /server_info`).
 
     Raises:
-        UserError: nobody answers there, or it is not SGLang.
+        UserError: no server answers, or the server is not SGLang.
     """
-    request = urllib.request.Request(f"{url}/server_info", headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
+    request = urllib.request.Request(
+        f"{url}/server_info", headers={"Authorization": f"Bearer {api_key}"} if api_key else {}
+    )
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=60) as answer:
@@ -21,5 +23,7 @@ def server_info(url: str, *, api_key: str | None) -> dict:
     except (urllib.error.URLError, TimeoutError, ValueError) as error:
         raise UserError(f"{url}: expected an SGLang server, found: {error}") from error
     if "version" not in info:
-        raise UserError(f"{url}: expected an SGLang server that tells its version, found {sorted(info)[:8]}")
+        raise UserError(
+            f"{url}: expected an SGLang server that reports its version, found {sorted(info)[:8]}"
+        )
     return info

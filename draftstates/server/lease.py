@@ -1,6 +1,8 @@
-"""Share the servers of a run among its jobs: started for the first that needs one, ended when idle or when the run is gone.
+"""Leases on the servers of a run.
 
-On one machine `flock` is the lease, so that the kernel gives it back however a client ends. See `State` for the locks.
+The jobs of a run share its servers. The first job that needs a server has it started; the server
+ends when it is idle or when the run is gone. On one machine a lease is an `flock`, so that the
+kernel releases it however a client ends. `State` describes the locks.
 """
 
 import contextlib
@@ -16,9 +18,9 @@ from pathlib import Path
 
 from draftstates.containers import present_image
 from draftstates.errors import UserError
+from draftstates.files import is_held, locked, read_json, write_private
 from draftstates.server.acceptance import external_address
 from draftstates.server.address import Address
-from draftstates.server.files import is_held, locked, read_json, write_private
 from draftstates.server.processes import OWNER_VARIABLE, Process
 from draftstates.server.processes import owner as configured_owner
 from draftstates.server.settings import ServerSettings
@@ -28,22 +30,28 @@ from draftstates.server.state import State
 
 _POLL_SECONDS = 0.1
 _OWNER_POLL_SECONDS = 1.0
-_STARTS = 3  # a supervisor that is stopped while clients wait is replaced this often
-_FAILURE_SECONDS = 1.5  # a client may see a server's death before its supervisor does
+# how often a supervisor that stops while clients wait is replaced
+_STARTS = 3
+# a client may notice the death of a server before its supervisor does
+_FAILURE_SECONDS = 1.5
 
 
 @contextlib.contextmanager
 def lease(settings: ServerSettings, *, owner: Process | None = None) -> Iterator[Address]:
-    """Hold a lease on a server that `settings` describe, on the least busy one of several, and start it if need be.
+    """Hold a lease on the server that `settings` describe, and start the server if necessary.
 
-    Blocks until the server is up and has passed its self-test. This process gets TERM when the owner is gone.
+    Of several replicas, the lease is on the least busy one. The call blocks until the server has
+    passed its self-test. This process gets TERM when the owner is gone.
 
     Args:
-        owner: the process whose end ends the server; without it, the one that DRAFTSTATES_OWNER names, else this process.
+        settings: settings of the server.
+        owner: the process whose end ends the server; by default the process that DRAFTSTATES_OWNER
+            names, or else this process.
 
     Raises:
-        UserError: the server cannot start, fails its self-test, is not there (external), or is in use with other settings; or
-            the body raised and the server has died: then with the last lines of its log.
+        UserError: the server cannot start, fails its self-test, does not answer (external), or is
+            in use with other settings; or the body raised an exception and the server has died: the
+            message then contains the last lines of the server's log.
     """
     if settings.launcher == "slurm":
         with slurm_lease(settings, owner=owner) as address:
@@ -51,7 +59,10 @@ def lease(settings: ServerSettings, *, owner: Process | None = None) -> Iterator
         return
     owner = owner or configured_owner()
     if not owner.is_alive():
-        raise UserError(f"the process {owner} that {OWNER_VARIABLE} names is gone, so a server for it would end at once")
+        raise UserError(
+            f"the process {owner} that {OWNER_VARIABLE} names is gone, so a server for it would end"
+            " at once"
+        )
     state = State(settings.state.absolute())
     state.make_folders()
     with _ending_with(owner):
@@ -74,7 +85,7 @@ def lease(settings: ServerSettings, *, owner: Process | None = None) -> Iterator
 
 @contextlib.contextmanager
 def _ending_with(owner: Process) -> Iterator[None]:
-    """End this process when its owner is gone: a job that outlives its run has nobody to work for."""
+    """End this process when its owner is gone: nobody needs the work of a job without its run."""
     done = threading.Event()
 
     def watch() -> None:
@@ -92,7 +103,7 @@ def _ending_with(owner: Process) -> Iterator[None]:
 
 
 def _obtain(settings: ServerSettings, state: State, owner: Process) -> tuple[Address, Path]:
-    """Address of a running server, once there is one, and the file that says that it is used."""
+    """Wait for a running server; return its address and the file that marks it as used."""
     for _ in range(_STARTS):
         with locked(state.start_lock, fcntl.LOCK_EX):
             _join_or_start(settings, state, owner)
@@ -100,11 +111,13 @@ def _obtain(settings: ServerSettings, state: State, owner: Process) -> tuple[Add
             with locked(state.start_lock, fcntl.LOCK_EX):
                 if found := _choose(state):
                     return found
-    raise UserError(f"the server was stopped {_STARTS} times while it was waited for; see {state.log}")
+    raise UserError(
+        f"the server was stopped {_STARTS} times while it was waited for; see {state.log}"
+    )
 
 
 def _choose(state: State) -> tuple[Address, Path] | None:
-    """The least busy replica. The caller holds the start lock."""
+    """Return the least busy replica, or None without one. The caller holds the start lock."""
     found = read_json(state.address)
     if found is None:
         return None
@@ -126,7 +139,9 @@ def _generation(use: Path) -> str:
 
 def _join_or_start(settings: ServerSettings, state: State, owner: Process) -> None:
     if _supervised(state):
-        same = ServerSettings.from_json(state.settings.read_text()).fingerprint == settings.fingerprint
+        same = (
+            ServerSettings.from_json(state.settings.read_text()).fingerprint == settings.fingerprint
+        )
         if same and not state.failed.exists():
             (state.owners / str(owner)).touch()
             return
@@ -146,16 +161,17 @@ def _supervised(state: State) -> bool:
 
 
 def _stop_other(state: State) -> None:
-    """Stop a server with other settings that an earlier run has left.
+    """Stop a server with other settings that an earlier run left behind.
 
     Raises:
-        UserError: its run goes on.
+        UserError: the run of that server is still alive.
     """
     living = [path.name for path in state.owners.iterdir() if Process.parse(path.name).is_alive()]
     if living:
         raise UserError(
-            f"{state.folder}: a server with other settings runs there for process {living[0].split(':')[0]}; "
-            "wait until that ends, or give this one another state folder"
+            f"{state.folder}: a server with other settings runs there for process"
+            f" {living[0].split(':')[0]}; wait until that ends, or give this one another state"
+            " folder"
         )
     with contextlib.suppress(ProcessLookupError):
         os.kill(int(state.pid.read_text()), signal.SIGTERM)
@@ -172,13 +188,14 @@ def _start_supervisor(settings: ServerSettings, state: State) -> None:
 
 
 def _wait_for_address(state: State) -> bool:
-    """Wait for a server of those just joined; False if they were stopped.
+    """Wait for a server of the supervisor just joined; return False if they were stopped.
 
     Raises:
-        UserError: none of them works.
+        UserError: all of these servers have failed.
     """
     while True:
-        gone = not _supervised(state)  # asked first: what a supervisor leaves behind is complete by then
+        # checked first: once the supervisor has ended, its files are complete
+        gone = not _supervised(state)
         if failed := read_json(state.failed):
             raise UserError(failed["error"])
         if gone:
@@ -189,13 +206,17 @@ def _wait_for_address(state: State) -> bool:
 
 
 def _failure(state: State, generation: str) -> str | None:
-    """What became of the server of this lease, or None if it is well."""
+    """Return how the server of this lease failed, or None if it has not failed."""
     deadline = time.monotonic() + _FAILURE_SECONDS
     while time.monotonic() < deadline:
         if failed := read_json(state.failures / generation):
             return failed["error"]
         time.sleep(_POLL_SECONDS)
     announced = read_json(state.address)
-    if announced and any(server["generation"] == generation for server in announced["servers"]) and _supervised(state):
+    if (
+        announced
+        and any(server["generation"] == generation for server in announced["servers"])
+        and _supervised(state)
+    ):
         return None
     return f"the server was stopped while it was in use; see {state.log}"

@@ -1,4 +1,4 @@
-"""One server from its start until it may be used."""
+"""One server from its start until clients may use it."""
 
 import os
 import secrets
@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from draftstates.files import open_log
 from draftstates.server.acceptance import selftest_arguments, selftest_failure
 from draftstates.server.address import Address, health
-from draftstates.server.files import open_log
 from draftstates.server.launchers import LocalServer
 from draftstates.server.processes import die_with_parent
 from draftstates.server.settings import ServerSettings
@@ -19,18 +19,23 @@ _HEALTH_SECONDS = 2.0
 
 
 class ServerFailed(Exception):
-    """What everyone who waits for the server, or uses it, is told."""
+    """The failure of a server; every client that waits for the server or uses it gets its text."""
 
 
 class Replica:
-    """Watches one server: it is `ready` once it answers and has passed its self-test.
+    """A watched server, which is `ready` once it answers and has passed its self-test.
 
     Args:
-        server: just started.
-        folder: of its own, for the address that nobody has yet and the log of the self-test.
+        settings: settings of the server.
+        server: the server, just started.
+        api_key: the server's key.
+        folder: folder of this replica alone, for its address, which no client has yet, and the log
+            of the self-test.
     """
 
-    def __init__(self, settings: ServerSettings, server: LocalServer, *, api_key: str, folder: Path) -> None:
+    def __init__(
+        self, settings: ServerSettings, server: LocalServer, *, api_key: str, folder: Path
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._settings = settings
         self._candidate = folder / "candidate.json"
@@ -41,24 +46,29 @@ class Replica:
         self.server = server
         self.address = Address(url=server.url, api_key=api_key, launcher=settings.launcher)
         self.generation = secrets.token_hex(8)
-        self.start_seconds: float | None = None  # once it is ready
+        # None until the server is ready
+        self.start_seconds: float | None = None
 
     @property
     def ready(self) -> bool:
+        """Whether the server has passed its self-test."""
         return self.start_seconds is not None
 
     def tick(self) -> None:
-        """Look at the server once, without waiting for long.
+        """Check the server once, without a long wait.
 
         Raises:
-            ServerFailed: it died, was not ready in time, or failed its self-test.
+            ServerFailed: the server died, was not ready in time, or failed its self-test.
         """
         if death := self.server.death():
-            raise ServerFailed(f"the server {death}; the last lines of {self.server.log}:\n{self.server.last_lines()}")
+            raise ServerFailed(
+                f"the server {death}; the last lines of"
+                f" {self.server.log}:\n{self.server.last_lines()}"
+            )
         self._look()
 
     def end(self) -> None:
-        """Begin to end its processes."""
+        """Begin to end the processes of the server."""
         if self._test and self._test.poll() is None:
             self._test.kill()
             self._test.wait()
@@ -79,7 +89,10 @@ class Replica:
         status = self._test.poll() if self._test else 0
         if status is None:
             if self._is_late():
-                raise ServerFailed(f"the server's self-test did not end within {self._settings.start_seconds:g} s of the start")
+                raise ServerFailed(
+                    f"the server's self-test did not end within {self._settings.start_seconds:g} s"
+                    " of the start"
+                )
             return
         if status:
             raise ServerFailed(selftest_failure(status, self._selftest_log))
@@ -91,7 +104,7 @@ class Replica:
         return time.monotonic() - self._began > self._settings.start_seconds
 
     def _start_selftest(self) -> None:
-        """Run the self-test on the address that nobody else has yet."""
+        """Start the self-test with the address, which no client has yet."""
         self.address.write(self._candidate)
         if not self._settings.selftest:
             return
@@ -108,6 +121,8 @@ class Replica:
                 preexec_fn=die_with_parent(signal.SIGKILL),
             )
         except OSError as error:
-            raise ServerFailed(f"the self-test {command[0]} cannot be started: {error.strerror}") from error
+            raise ServerFailed(
+                f"the self-test {command[0]} cannot be started: {error.strerror}"
+            ) from error
         finally:
             os.close(output)

@@ -1,7 +1,10 @@
-"""Starts supervisors on the host for clients in containers: `python -m draftstates.server.starter STATE OWNER`.
+"""The starter, a process that starts supervisors on the host for clients in containers.
 
-A client in a container cannot start a server: what outlives the container loses the image under its feet, and there is no Apptainer in
-it. So a run whose steps are in containers has one process of this kind on the host, as long as its owner lives.
+Command: `python -m draftstates.server.starter STATE OWNER`.
+
+A client in a container cannot start a server: a process that outlives the container loses the
+image, and the image contains no Apptainer. So a run whose steps are in containers has one starter
+on the host, as long as the run's owner lives.
 """
 
 import fcntl
@@ -12,7 +15,7 @@ import time
 from pathlib import Path
 
 from draftstates.errors import UserError
-from draftstates.server.files import is_held, locked, open_log, tail, write_private
+from draftstates.files import is_held, locked, open_log, tail, write_private
 from draftstates.server.processes import Process, exit_on_term
 from draftstates.server.state import State
 
@@ -20,16 +23,24 @@ _POLL_SECONDS = 0.1
 
 
 def start_supervisor(state: State) -> None:
-    """Start a supervisor of this machine for the settings in `state`, and wait until it holds the alive lock.
+    """Start a supervisor on this machine, and wait until it holds the alive lock.
+
+    The supervisor reads its settings from `state`.
 
     Raises:
-        UserError: it did not come so far, with the last lines of its log.
+        UserError: the supervisor did not start; the message has the last lines of its log.
     """
     ready, to_supervisor = os.pipe()
     output = open_log(state.log)
     start = os.fstat(output).st_size
     process = subprocess.Popen(
-        [sys.executable, "-m", "draftstates.server.supervisor", str(state.folder), str(to_supervisor)],
+        [
+            sys.executable,
+            "-m",
+            "draftstates.server.supervisor",
+            str(state.folder),
+            str(to_supervisor),
+        ],
         start_new_session=True,
         pass_fds=(to_supervisor,),
         stdin=subprocess.DEVNULL,
@@ -39,31 +50,42 @@ def start_supervisor(state: State) -> None:
     os.close(output)
     os.close(to_supervisor)
     write_private(state.pid, str(process.pid))
-    answered = os.read(ready, 1)  # from here on it holds the alive lock
+    # the supervisor writes one byte when it holds the alive lock
+    answered = os.read(ready, 1)
     os.close(ready)
     if not answered:
-        raise UserError(f"the server's supervisor did not start; the last lines of {state.log}:\n{tail(state.log, start=start)}")
+        raise UserError(
+            "the server's supervisor did not start; the last lines of"
+            f" {state.log}:\n{tail(state.log, start=start)}"
+        )
 
 
 def have_supervisor_started(state: State) -> None:
-    """As `start_supervisor`, by a starter on the host. The caller holds the start lock.
+    """Have a starter on the host start a supervisor. The caller holds the start lock.
 
     Raises:
-        UserError: there is no starter, or the supervisor did not start.
+        UserError: no starter runs on the host, or the supervisor did not start.
     """
-    state.taken.unlink(missing_ok=True)  # of a starter that was killed
+    # a starter that was killed may have left this file behind
+    state.taken.unlink(missing_ok=True)
     write_private(state.wanted, "")
     while state.wanted.exists() or state.taken.exists():
         if not is_held(state.starter_lock, fcntl.LOCK_EX):
             state.wanted.unlink(missing_ok=True)
-            raise UserError(f"{state.folder}: no process on the host starts servers for this container; run the step through Snakemake")
+            raise UserError(
+                f"{state.folder}: no process on the host starts servers for this container; run the"
+                " step through Snakemake"
+            )
         time.sleep(_POLL_SECONDS)
     if not is_held(state.alive_lock, fcntl.LOCK_SH):
-        raise UserError(f"the server's supervisor did not start; the last lines of {state.log}:\n{tail(state.log)}")
+        raise UserError(
+            "the server's supervisor did not start; the last lines of"
+            f" {state.log}:\n{tail(state.log)}"
+        )
 
 
 def launch_starter(state: State, *, owner: Process) -> None:
-    """Start a starter that ends with `owner`."""
+    """Launch a starter that ends with `owner`."""
     state.make_folders()
     output = open_log(state.log)
     try:
@@ -71,7 +93,8 @@ def launch_starter(state: State, *, owner: Process) -> None:
             subprocess.Popen(
                 [sys.executable, "-m", "draftstates.server.starter", str(state.folder), str(owner)],
                 start_new_session=True,
-                pass_fds=(lock,),  # so it is held from now on, until that process ends
+                # the starter inherits the lock and holds it until it ends
+                pass_fds=(lock,),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -81,6 +104,7 @@ def launch_starter(state: State, *, owner: Process) -> None:
 
 
 def main() -> None:
+    """Start a supervisor whenever a client asks for one, until the owner is gone."""
     state, owner = State(Path(sys.argv[1])), Process.parse(sys.argv[2])
     exit_on_term()
     while owner.is_alive():
@@ -90,7 +114,8 @@ def main() -> None:
 
 def _look(state: State) -> None:
     try:
-        state.wanted.rename(state.taken)  # of several starters one succeeds
+        # one of several starters succeeds
+        state.wanted.rename(state.taken)
     except FileNotFoundError:
         return
     try:

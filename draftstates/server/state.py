@@ -1,4 +1,4 @@
-"""The files by which the clients of one server and its supervisor agree."""
+"""The state folder: the files by which the clients of one server and its supervisor agree."""
 
 import dataclasses
 from pathlib import Path
@@ -6,17 +6,24 @@ from pathlib import Path
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """Paths in the state folder.
+    """The paths in the state folder.
 
-    `start_lock`: exclusive while someone decides whether to start or to stop.
-    `lease_lock`: shared by each client that needs the server.
-    `alive_lock`: exclusive for the supervisor's life.
-    `starter_lock`: shared by each process of the host that starts supervisors for clients in containers. `wanted`: there until one has
-    taken the task; `taken`: until it is done.
-    `tree_lock`: exclusive while any process of a server may be left, so that two never share a GPU.
-    `address`: the replicas that may be used, while there are any. `uses`: a file for each lease on one of them.
-    `failures`: a file for each server that has failed, named by its generation. `failed`: there once no server is left, until the
-    next start. `accepted`, `candidate`: for whom an external server has passed the self-test, and the address before that.
+    Attributes:
+        start_lock: exclusive while a client or the supervisor decides about a start or a stop.
+        lease_lock: shared by each client that needs the server.
+        alive_lock: exclusive for the supervisor's life.
+        starter_lock: shared by each process of the host that starts supervisors for clients in
+            containers.
+        wanted: exists until a starter has taken the task to start a supervisor.
+        taken: exists from then on until the task is done.
+        tree_lock: exclusive until the last process of a server has ended, so that two servers never
+            share a GPU.
+        address: the replicas that clients may use; exists while at least one is ready.
+        uses: folder with a file for each lease on a replica.
+        failures: folder with a file for each server that has failed, named by its generation.
+        failed: exists from the moment when no server is left until the next start.
+        accepted: the owner for whom an external server has passed the self-test.
+        candidate: the address of an external server until then.
     """
 
     folder: Path
@@ -98,9 +105,10 @@ class State:
         return self.folder / "selftest.log"
 
     def replica(self, index: int) -> Path:
-        """A replica's own folder."""
+        """Return a replica's own folder."""
         return self.folder / f"replica.{index}"
 
     def make_folders(self) -> None:
+        """Make the folders that hold one file per owner, lease or failure."""
         for folder in (self.owners, self.uses, self.failures):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,4 +1,6 @@
-"""The shard file: a safetensors file laid out before capture, filled in place at each sample's row offset.
+"""The shard file: a safetensors file that is laid out before capture and filled in place.
+
+The server writes each sample's states at the sample's row offset.
 
 | tensor               | dtype, shape              |
 | -------------------- | ------------------------- |
@@ -6,10 +8,10 @@
 | `hidden_states`      | stored dtype [T, K, H]    | r_k in ascending k
 | `final_hidden_state` | stored dtype [T, H]       | post- or pre-norm, as `final_norm` says
 | `input_ids`          | int32 [T]                 |
-| `loss_mask`          | uint8 [T]                 | 1 = a target to learn
+| `loss_mask`          | uint8 [T]                 | 1 = a supervised token
 
-This module alone knows the layout; any safetensors reader opens the result. It imports torch only where states are read: that takes
-seconds, and the jobs that lay shards out start by the thousand.
+This module alone knows the layout; any safetensors reader opens the file. The module imports torch
+only where states are read: the import takes seconds, and thousands of jobs lay shards out.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ import dataclasses
 import errno
 import json
 import math
+import mmap
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,24 +31,36 @@ import numpy as np
 import xxhash
 
 from draftstates import ids
-from draftstates.capture_spec import FORMAT_VERSION, STORED_DTYPES, CaptureSpec, torch_dtype
 from draftstates.errors import UserError
+from draftstates.files import check_version
+from draftstates.spec import FORMAT_VERSION, STORED_DTYPES, CaptureSpec, torch_dtype
 
 if TYPE_CHECKING:
     import torch
 
 FORMAT = "draftstates.shard"
-_ITEM_BYTES = dict(STORED_DTYPES.values())  # by safetensors' code
-_HEADER_ALIGNMENT = 4096  # the first row starts on a page, so that aligned writes stay aligned
+# bytes of an element by safetensors' name of its number format
+_ITEM_BYTES = {**dict(STORED_DTYPES.values()), "F8_E4M3": 1, "I32": 4, "I64": 8, "U8": 1}
+# the first row starts on a page, so that aligned writes stay aligned
+_HEADER_ALIGNMENT = 4096
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardHeader:
-    """A shard's metadata and where its tensors lie in the file (absolute byte offsets)."""
+    """A shard's metadata and the places of its tensors in the file.
+
+    Attributes:
+        metadata: metadata of the safetensors header.
+        tensors: dtype, shape, first byte and end byte of each tensor by name; the bytes count from
+            the beginning of the file.
+        size: number of bytes that the whole file must have.
+        residual_layers: ascending k of the captured r_k.
+        sample_ids: ids of the samples, in order.
+    """
 
     metadata: dict[str, str]
-    tensors: dict[str, tuple[str, tuple[int, ...], int, int]]  # name -> dtype, shape, first byte, end byte
-    size: int  # bytes that the whole file must have
+    tensors: dict[str, tuple[str, tuple[int, ...], int, int]]
+    size: int
     residual_layers: tuple[int, ...]
     sample_ids: list[str]
 
@@ -54,17 +69,12 @@ class ShardHeader:
         return self.tensors["final_hidden_state"][1][0]
 
     def states(self) -> dict[str, tuple[int, int]]:
-        """First byte and bytes per row of the two tensors that the server fills."""
+        """Return the first byte and the bytes per row of the two tensors that the server fills."""
         found = {}
         for name in ("hidden_states", "final_hidden_state"):
             _, shape, begin, end = self.tensors[name]
             found[name] = (begin, (end - begin) // shape[0])
         return found
-
-
-def shard_bytes(*, spec: CaptureSpec, samples: int, tokens: int) -> int:
-    """Bytes of a shard file, without its header (the header takes 4 KiB and some 40 bytes a sample)."""
-    return tokens * (spec.row_bytes + 5) + (samples + 1) * 8
 
 
 def create(
@@ -80,47 +90,98 @@ def create(
     """Lay out a shard: write header and tokens, reserve the bytes of the states on the disk.
 
     Args:
-        lengths: tokens of each sample, S numbers that sum to T.
-        input_ids: int [T]; loss_mask: 0 or 1 [T].
+        path: file to write.
+        spec: spec of the capture.
+        shard_id: id of the shard.
+        sample_ids: ids of the S samples.
+        lengths: tokens of each sample, S numbers whose sum is T.
+        input_ids: ids of all samples, int [T].
+        loss_mask: mask values of all samples, 0 or 1 [T].
 
     Raises:
-        UserError: the disk has no room; nothing is left behind.
+        UserError: the disk has no room; then no file remains.
     """
     rows = int(sum(lengths))
     if rows != len(input_ids) or rows != len(loss_mask) or len(lengths) != len(sample_ids):
-        raise ValueError(f"{len(sample_ids)} samples of {rows} tokens, but {len(input_ids)} ids and {len(loss_mask)} mask values")
+        raise ValueError(
+            f"{len(sample_ids)} samples of {rows} tokens, but {len(input_ids)} ids and"
+            f" {len(loss_mask)} mask values"
+        )
     offsets = np.concatenate([[0], np.cumsum(np.asarray(lengths, dtype=np.int64))]).astype("<i8")
     shape = (rows, len(spec.residual_layers), spec.hidden_size)
     code, _ = STORED_DTYPES[spec.stored_dtype]
-    text, size = _header(_metadata(spec, shard_id, sample_ids), dtype=code, shape=shape, samples=len(sample_ids))
+    text, size = _header(
+        _metadata(spec, shard_id, sample_ids), dtype=code, shape=shape, samples=len(sample_ids)
+    )
     _write_layout(path, text, size)
     header = read_header(path)
     with open(path, "r+b") as file:
-        for tensor, values in (("offsets", offsets), ("input_ids", input_ids), ("loss_mask", loss_mask)):
+        for tensor, values in (
+            ("offsets", offsets),
+            ("input_ids", input_ids),
+            ("loss_mask", loss_mask),
+        ):
             file.seek(header.tensors[tensor][2])
-            file.write(np.ascontiguousarray(values, dtype={"offsets": "<i8", "input_ids": "<i4", "loss_mask": np.uint8}[tensor]).data)
+            file.write(
+                np.ascontiguousarray(
+                    values,
+                    dtype={"offsets": "<i8", "input_ids": "<i4", "loss_mask": np.uint8}[tensor],
+                ).data
+            )
     return header
 
 
-def _header(metadata: dict[str, str], *, dtype: str, shape: tuple[int, int, int], samples: int) -> tuple[bytes, int]:
-    """The bytes of a shard's header, and those of the whole file; `shape` [T, K, H] and `dtype` are those of `hidden_states`."""
+def _header(
+    metadata: Mapping[str, str], *, dtype: str, shape: tuple[int, int, int], samples: int
+) -> tuple[bytes, int]:
+    """Return the bytes of a shard's header, and the size of the whole file.
+
+    Args:
+        metadata: metadata of the shard.
+        dtype: safetensors' name of the states' number format.
+        shape: shape of `hidden_states`, [T, K, H].
+        samples: number of samples.
+    """
     rows, _, hidden = shape
     tensors = {
-        "offsets": ("I64", [samples + 1], 8),
-        "hidden_states": (dtype, [*shape], _ITEM_BYTES[dtype]),
-        "final_hidden_state": (dtype, [rows, hidden], _ITEM_BYTES[dtype]),
-        "input_ids": ("I32", [rows], 4),
-        "loss_mask": ("U8", [rows], 1),
+        "offsets": ("I64", [samples + 1]),
+        "hidden_states": (dtype, [*shape]),
+        "final_hidden_state": (dtype, [rows, hidden]),
+        "input_ids": ("I32", [rows]),
+        "loss_mask": ("U8", [rows]),
     }
+    header, _, size = safetensors_header(tensors, metadata, alignment=_HEADER_ALIGNMENT)
+    return header, size
+
+
+def safetensors_header(
+    tensors: Mapping[str, tuple[str, list[int]]],
+    metadata: Mapping[str, str],
+    *,
+    alignment: int = 8,
+    length: int = 0,
+) -> tuple[bytes, dict[str, int], int]:
+    """Return a file's header, the first byte of each tensor in the file, and the file's size.
+
+    Args:
+        tensors: safetensors' name of the number format and the shape of each tensor, in the order
+            of the file.
+        metadata: metadata of the file.
+        alignment: the header's length becomes a multiple of it.
+        length: least number of bytes of the header.
+    """
     entries: dict[str, object] = {"__metadata__": metadata}
-    at = 0
-    for tensor, (code, extent, item_bytes) in tensors.items():
-        end = at + math.prod(extent) * item_bytes
-        entries[tensor] = {"dtype": code, "shape": extent, "data_offsets": [at, end]}
-        at = end
+    begins, at = {}, 0
+    for name, (code, shape) in tensors.items():
+        end = at + math.prod(shape) * _ITEM_BYTES[code]
+        entries[name] = {"dtype": code, "shape": shape, "data_offsets": [at, end]}
+        begins[name], at = at, end
     text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % _HEADER_ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text, 8 + len(text) + at
+    text = text.ljust(length - 8)
+    text += b" " * (-(8 + len(text)) % alignment)
+    start = 8 + len(text)
+    header = len(text).to_bytes(8, "little") + text
+    return header, {name: start + begin for name, begin in begins.items()}, start + at
 
 
 def _metadata(spec: CaptureSpec, shard_id: str, sample_ids: Sequence[str]) -> dict[str, str]:
@@ -152,7 +213,8 @@ def read_header(path: Path) -> ShardHeader:
     """Read and check a shard's header.
 
     Raises:
-        UserError: not a safetensors file, not a shard of this format, or a size other than its header says.
+        UserError: the file is not a safetensors file, not a shard of this format, or not of the
+            size that its header says.
     """
     with open(path, "rb") as file:
         prefix = file.read(8)
@@ -164,33 +226,60 @@ def read_header(path: Path) -> ShardHeader:
     try:
         entries = json.loads(text)
         metadata = entries.pop("__metadata__")
-        if metadata["format"] != FORMAT or metadata["format_version"] != str(FORMAT_VERSION):
-            raise UserError(f"{path}: expected {FORMAT} version {FORMAT_VERSION}, found {metadata['format']} {metadata['format_version']}")
+        check_version(
+            path,
+            what="a shard",
+            expected=(FORMAT, FORMAT_VERSION),
+            found=(metadata["format"], int(metadata["format_version"])),
+            remedy="run: snakemake --cores all --forcerun plan",
+        )
         states = entries["hidden_states"]
         layers, names = json.loads(metadata["residual_layers"]), json.loads(metadata["sample_ids"])
         shape = (states["shape"][0], len(layers), states["shape"][2])
         expected, whole = _header(metadata, dtype=states["dtype"], shape=shape, samples=len(names))
         start = 8 + length
         tensors = {
-            name: (e["dtype"], tuple(e["shape"]), start + e["data_offsets"][0], start + e["data_offsets"][1]) for name, e in entries.items()
+            name: (
+                e["dtype"],
+                tuple(e["shape"]),
+                start + e["data_offsets"][0],
+                start + e["data_offsets"][1],
+            )
+            for name, e in entries.items()
         }
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise UserError(f"{path}: its header is not that of a shard: {type(error).__name__}: {error}") from error
+        raise UserError(
+            f"{path}: its header is not that of a shard: {type(error).__name__}: {error}"
+        ) from error
     if prefix + text != expected:
-        # a reader that takes what it needs, as this one does, would not see what another one refuses
-        raise UserError(f"{path}: its header is not as it was written: expected {_first_difference(expected, prefix + text)}")
+        # this reader needs few fields: it would accept a header that another reader refuses
+        raise UserError(
+            f"{path}: its header is not as it was written: expected"
+            f" {_first_difference(expected, prefix + text)}"
+        )
     if size != whole:
-        raise UserError(f"{path}: cut short or overlong: its header says {whole} bytes, the file has {size}")
-    return ShardHeader(metadata=metadata, tensors=tensors, size=whole, residual_layers=tuple(layers), sample_ids=names)
+        raise UserError(
+            f"{path}: cut short or overlong: its header says {whole} bytes, the file has {size}"
+        )
+    return ShardHeader(
+        metadata=metadata,
+        tensors=tensors,
+        size=whole,
+        residual_layers=tuple(layers),
+        sample_ids=names,
+    )
 
 
 def _first_difference(expected: bytes, found: bytes) -> str:
-    at = next((i for i, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b), min(len(expected), len(found)))
+    at = next(
+        (i for i, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b),
+        min(len(expected), len(found)),
+    )
     return f"{expected[at : at + 40]!r} at byte {at}, found {found[at : at + 40]!r}"
 
 
 class Shard:
-    """A shard opened for reading through a memory map: nothing is read until it is touched."""
+    """A shard opened for reading through a memory map: a page is read when it is first used."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
@@ -205,7 +294,7 @@ class Shard:
 
     @property
     def stored_dtype(self) -> str:
-        """Name of the states' number format, as the configuration spells it."""
+        """The configuration's name of the states' number format."""
         code = self.header.tensors["hidden_states"][0]
         return next(name for name, (found, _) in STORED_DTYPES.items() if found == code)
 
@@ -214,18 +303,25 @@ class Shard:
         return self._bytes[begin:end].view(dtype).reshape(shape)
 
     def states(self, name: str, first: int, end: int) -> torch.Tensor:
-        """Rows first:end of `hidden_states` [n, K, H] or `final_hidden_state` [n, H], a read-only view of the file."""
+        """Return rows first:end of `hidden_states` [n, K, H] or `final_hidden_state` [n, H].
+
+        The result is a read-only view of the file.
+        """
         _, shape, begin, stop = self.header.tensors[name]
         width = (stop - begin) // shape[0]
         flat = np.asarray(self._bytes[begin + first * width : begin + end * width])
         return _as_tensor(flat, torch_dtype(self.stored_dtype)).reshape(end - first, *shape[1:])
 
     def rows(self, index: int) -> tuple[int, int]:
-        """First row and end row of sample `index`."""
+        """Return the first row and the end row of sample `index`."""
         return int(self.offsets[index]), int(self.offsets[index + 1])
 
     def sample(self, index: int) -> dict[str, torch.Tensor]:
-        """Sample `index`: input_ids int32 [n], loss_mask uint8 [n], hidden_states [n, K, H], final_hidden_state [n, H]."""
+        """Return the tensors of sample `index` by name.
+
+        They are `input_ids` int32 [n], `loss_mask` uint8 [n], `hidden_states` [n, K, H] and
+        `final_hidden_state` [n, H].
+        """
         import torch
 
         first, end = self.rows(index)
@@ -237,29 +333,94 @@ class Shard:
         }
 
     def content_id(self, index: int) -> str:
-        """What sample `index` is called by the tokens and the mask that lie in the file: its `sample_id`, where they are as they were."""
+        """Return the sample id of the tokens and the mask that the file holds for sample `index`.
+
+        It equals the planned sample id where the two have not changed.
+        """
         first, end = self.rows(index)
         return ids.sample_id(self.input_ids[first:end], self.loss_mask[first:end])
 
     def checksum(self, index: int) -> str:
-        """Checksum of sample `index` as it lies on the disk (see `sample_checksum`)."""
+        """Return the checksum of sample `index` on the disk (see `sample_checksum`)."""
         first, end = self.rows(index)
         return sample_checksum(*(self.row_bytes(name, first, end) for name in self.header.states()))
 
     def row_bytes(self, name: str, first: int, end: int) -> np.ndarray:
-        """The bytes of rows first:end of `hidden_states` or `final_hidden_state`, uint8, a view of the file."""
+        """Return the bytes of rows first:end of `hidden_states` or `final_hidden_state`, uint8.
+
+        The result is a view of the file.
+        """
         begin, width = self.header.states()[name]
         return self._bytes[begin + first * width : begin + end * width]
+
+
+class MappedShard:
+    """A shard as captured, opened for reading.
+
+    States are private maps: a page is read when it is first used, and a write to a state changes
+    neither the file nor another state.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self._shard = Shard(self.path)
+        self.metadata = self._shard.header.metadata
+
+    def length(self, index: int) -> int:
+        """Return the number of tokens of sample `index`."""
+        first, end = self._shard.rows(index)
+        return end - first
+
+    def tokens(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return `input_ids` int32 [n] and `loss_mask` uint8 [n] of sample `index`."""
+        first, end = self._shard.rows(index)
+        return self._shard.input_ids[first:end].copy(), self._shard.loss_mask[first:end].copy()
+
+    def states(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the layers [n, K, H] and the final state [n, H] of sample `index`."""
+        first, end = self._shard.rows(index)
+        return self._map("hidden_states", first, end), self._map("final_hidden_state", first, end)
+
+    def checksum(self, index: int) -> str:
+        return self._shard.checksum(index)
+
+    def _map(self, name: str, first: int, end: int) -> torch.Tensor:
+        import torch
+
+        _, shape, begin, _ = self._shard.header.tensors[name]
+        width = self._shard.header.states()[name][1]
+        start, stop = begin + first * width, begin + end * width
+        page = start - start % mmap.ALLOCATIONGRANULARITY
+        with open(self.path, "rb") as file:
+            mapped = mmap.mmap(file.fileno(), stop - page, access=mmap.ACCESS_COPY, offset=page)
+        return torch.frombuffer(
+            mapped, dtype=torch_dtype(self._shard.stored_dtype), offset=start - page
+        ).reshape(end - first, *shape[1:])
 
 
 def _as_tensor(flat: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
     import torch
 
-    with warnings.catch_warnings():  # the map is read-only on purpose; torch warns that it cannot say so
+    # the map is read-only on purpose; torch warns because its tensors cannot be marked read-only
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(flat).view(dtype)
 
 
-def sample_checksum(hidden: object, final: object) -> str:
-    """32 hex digits: XXH3-64 of the sample's `hidden_states` bytes, then of its `final_hidden_state` bytes."""
-    return xxhash.xxh3_64_hexdigest(hidden) + xxhash.xxh3_64_hexdigest(final)
+def sample_checksum(*tensors: object) -> str:
+    """Return the checksum of a sample's states: 32 hex digits.
+
+    Args:
+        tensors: bytes of each stored tensor, in the order of the file.
+    """
+    return combined_checksum(*(xxhash.xxh3_128(tensor) for tensor in tensors))
+
+
+def combined_checksum(*digests: xxhash.xxh3_128) -> str:
+    """Return the checksum of a sample whose tensors were hashed as one stream each.
+
+    The checksum is the XXH3-128 of the streams' XXH3-128 digests, 16 bytes each, in the order of
+    the tensors. So the chunks of the tensors may be hashed alternately, and a sample may have any
+    number of tensors.
+    """
+    return xxhash.xxh3_128_hexdigest(b"".join(digest.digest() for digest in digests))

@@ -1,7 +1,8 @@
-"""What each trainer calls things: its layer numbers, its final state, and the names that its loader yields.
+"""Conventions of each trainer: its layer numbers, its final state, and the names of its tensors.
 
-A layer of ours is r_k, the residual stream after k decoder layers. speculators counts as we do (as vLLM does); SpecForge,
-Model-Optimizer and DeepSpec write the layer whose output it is: k - 1.
+A layer of ours is r_k, the residual stream after k decoder layers. speculators counts as we do (and
+as vLLM does). SpecForge, Model-Optimizer and DeepSpec write r_k as the number of the layer that
+outputs it: k - 1.
 """
 
 import dataclasses
@@ -14,12 +15,20 @@ from draftstates.errors import UserError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class States:
-    """One sample, decided but not yet named."""
+    """One sample as a trainer needs it, before its tensors have the trainer's names.
 
-    input_ids: torch.Tensor  # int32 [n]
-    loss_mask: torch.Tensor  # uint8 [n]
-    layers: torch.Tensor  # [n, K, H]
-    final: torch.Tensor  # [n, H], pre- or post-norm as asked
+    Attributes:
+        input_ids: int32 [n].
+        loss_mask: uint8 [n].
+        layers: states of the layers, [n, K, H].
+        final: final state, [n, H].
+        final_norm: norm of the final state, "pre_norm" or "post_norm".
+    """
+
+    input_ids: torch.Tensor
+    loss_mask: torch.Tensor
+    layers: torch.Tensor
+    final: torch.Tensor
     final_norm: str
 
 
@@ -28,9 +37,13 @@ class Trainer:
     """A trainer's conventions.
 
     Attributes:
-        first_layer: the smallest r_k that it can name.
-        final_norm: None takes what was captured.
-        only_dtype: the one number format that it reads, where it is so.
+        name: name of the trainer.
+        final_norm: norm of the final state that it reads; None for the captured one.
+        shift: number to add to k for its number of r_k.
+        first_layer: least k of an r_k that it can name.
+        counts: its way to number layers, for messages.
+        names: function from a sample's states to tensors with its names.
+        only_dtype: number format that it reads where it reads one only.
     """
 
     name: str
@@ -42,20 +55,30 @@ class Trainer:
     only_dtype: str | None = None
 
     def layer_numbers(self, layers: Sequence[int]) -> list[int]:
-        """The trainer's numbers for r_k, k in `layers`.
+        """Return the trainer's numbers for r_k, k in `layers`.
 
         Raises:
-            UserError: a layer that the trainer has no number for.
+            UserError: the trainer has no number for a layer.
         """
         if layers and min(layers) < self.first_layer:
-            raise UserError(f"{self.name} cannot name r_{min(layers)}: its layers are {self.counts}, from r_{self.first_layer} on")
+            raise UserError(
+                f"{self.name} cannot name r_{min(layers)}: its layers are {self.counts}, from"
+                f" r_{self.first_layer} on"
+            )
         return [k + self.shift for k in layers]
 
     def check_dtype(self, dtype: str) -> None:
-        """Raises UserError: the trainer cannot read states of this number format, named as in the configuration."""
+        """Refuse a number format, named as in the configuration, that the trainer cannot read.
+
+        Raises:
+            UserError: the trainer reads another number format only.
+        """
         if self.only_dtype not in (None, dtype):
             only = self.only_dtype
-            raise UserError(f"{self.name} reads {only} only, the states are {dtype}: ask for dtype {only} to round them")
+            raise UserError(
+                f"{self.name} reads {only} only, the states are {dtype}: ask for dtype {only} to"
+                " round them"
+            )
 
 
 def _ours(states: States) -> dict[str, torch.Tensor]:
@@ -81,7 +104,8 @@ def _speculators(states: States) -> dict[str, torch.Tensor]:
 
 def _specforge(states: States) -> dict[str, torch.Tensor]:
     loss_mask = states.loss_mask.long()
-    loss_mask[-1:] = 0  # as its own loader does: the last token has no next one
+    # SpecForge's own loader does the same: the last token has no next token
+    loss_mask[-1:] = 0
     return {
         "attention_mask": torch.ones_like(loss_mask)[None],
         "loss_mask": loss_mask[None],
@@ -120,10 +144,38 @@ _OR_EMBEDDINGS = _AS_OUTPUT + ", the embeddings as -1"
 TRAINERS = {
     trainer.name: trainer
     for trainer in (
-        Trainer(name="draftstates", final_norm=None, shift=0, first_layer=0, counts=_AS_ENTERED, names=_ours),
-        Trainer(name="speculators", final_norm="pre_norm", shift=0, first_layer=0, counts=_AS_ENTERED, names=_speculators),
-        Trainer(name="specforge", final_norm="post_norm", shift=-1, first_layer=1, counts=_AS_OUTPUT, names=_specforge),
-        Trainer(name="model_optimizer", final_norm="post_norm", shift=-1, first_layer=1, counts=_AS_OUTPUT, names=_model_optimizer),
+        Trainer(
+            name="draftstates",
+            final_norm=None,
+            shift=0,
+            first_layer=0,
+            counts=_AS_ENTERED,
+            names=_ours,
+        ),
+        Trainer(
+            name="speculators",
+            final_norm="pre_norm",
+            shift=0,
+            first_layer=0,
+            counts=_AS_ENTERED,
+            names=_speculators,
+        ),
+        Trainer(
+            name="specforge",
+            final_norm="post_norm",
+            shift=-1,
+            first_layer=1,
+            counts=_AS_OUTPUT,
+            names=_specforge,
+        ),
+        Trainer(
+            name="model_optimizer",
+            final_norm="post_norm",
+            shift=-1,
+            first_layer=1,
+            counts=_AS_OUTPUT,
+            names=_model_optimizer,
+        ),
         Trainer(
             name="deepspec",
             final_norm="post_norm",
@@ -138,10 +190,10 @@ TRAINERS = {
 
 
 def trainer(name: str) -> Trainer:
-    """The conventions of the trainer called `name`.
+    """Return the conventions of the trainer `name`.
 
     Raises:
-        UserError: none is called so.
+        UserError: no trainer has this name.
     """
     if name not in TRAINERS:
         raise UserError(f"no trainer is called {name!r}; known are {sorted(TRAINERS)}")

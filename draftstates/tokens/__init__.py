@@ -1,1 +1,1 @@
-"""From conversation datasets to tokens and loss masks, with every row accounted for."""
+"""Tokens and loss masks from conversation datasets, with an account of every row."""

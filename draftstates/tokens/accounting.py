@@ -1,4 +1,4 @@
-"""Where every row of a source went: rows in = kept + skipped by reason, and never another sum."""
+"""The accounting of a source: rows in = kept + skipped, by reason."""
 
 from collections import Counter
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from draftstates.containers import present_image
 from draftstates.errors import UserError
 from draftstates.tokens.pipeline import RowResult
-from draftstates.tokens.reasons import BENIGN, REASONS, RowSkipped
+from draftstates.tokens.rows import BENIGN, REASONS, RowSkipped
 from draftstates.tokens.turns import Sample
 
 _EXAMPLES = 20
 
 
 class Accounting:
-    """Counts of one source, and the samples' ids seen so far."""
+    """Counts of one source, and the sample ids that it has had so far."""
 
     def __init__(self, source: str, *, deduplicate: bool) -> None:
         self.source = source
@@ -24,7 +24,7 @@ class Accounting:
         self._seen: dict[bytes, int] | None = {} if deduplicate else None
 
     def add(self, result: RowResult) -> list[tuple[int, str, Sample]]:
-        """Count a row; returns its samples that are kept: part, sample id, sample."""
+        """Count a row and return its kept samples: part, sample id, sample."""
         self.counts["rows_in"] += 1
         kept, skipped = [], result.skipped
         for name, sample in result.samples:
@@ -32,7 +32,7 @@ class Accounting:
             if first is None:
                 kept.append((len(kept), name, sample))
             elif skipped is None:
-                skipped = RowSkipped("duplicate", f"the same tokens and targets as row {first}")
+                skipped = RowSkipped("duplicate", f"the same tokens and mask as row {first}")
         self.counts["duplicate_samples"] += len(result.samples) - len(kept)
         if kept:
             self._count_kept(kept, result)
@@ -61,22 +61,31 @@ class Accounting:
     def _count_skipped(self, skipped: RowSkipped, result: RowResult) -> None:
         self.skipped[skipped.reason] += 1
         if self.skipped[skipped.reason] <= _EXAMPLES:
-            example = {"row": result.number, "where": result.where, "reason": skipped.reason, "detail": skipped.detail[:500]}
+            example = {
+                "row": result.number,
+                "where": result.where,
+                "reason": skipped.reason,
+                "detail": skipped.detail[:500],
+            }
             self._examples.append(example)
 
     @property
     def bad(self) -> int:
-        """Rows that were skipped for what they are, not for how they were chosen."""
+        """Number of rows that were skipped for their content, not by choice."""
         return sum(count for reason, count in self.skipped.items() if reason not in BENIGN)
 
     def check(self, max_skipped_fraction: float) -> None:
-        """Raises UserError: too many bad rows, or nothing kept; or the sum does not close."""
+        """Refuse too many bad rows, a source without kept rows, and a sum that does not close."""
         rows, kept = self.counts["rows_in"], self.counts["kept"]
         if rows != kept + sum(self.skipped.values()):
-            raise AssertionError(f"{self.source}: {rows} rows in, but {kept} kept and {dict(self.skipped)}")
+            raise AssertionError(
+                f"{self.source}: {rows} rows in, but {kept} kept and {dict(self.skipped)}"
+            )
         if self.bad > max_skipped_fraction * rows:
             allowed = f"more than max_skipped_fraction {max_skipped_fraction} allows"
-            raise UserError(f"source {self.source}: {self.bad} of {rows} rows are bad, {allowed}: {self._why()}")
+            raise UserError(
+                f"source {self.source}: {self.bad} of {rows} rows are bad, {allowed}: {self._why()}"
+            )
         if kept == 0:
             raise UserError(f"source {self.source}: not one of {rows} rows is kept: {self._why()}")
 
@@ -84,24 +93,39 @@ class Accounting:
         lines = []
         for reason, count in self.skipped.most_common():
             example = next(entry for entry in self._examples if entry["reason"] == reason)
-            lines.append(f"\n  {count} {reason} ({REASONS[reason]}), first at {example['where']}: {example['detail']}")
+            lines.append(
+                f"\n  {count} {reason} ({REASONS[reason]}), first at {example['where']}:"
+                f" {example['detail']}"
+            )
         return "".join(lines) or "there are no rows"
 
     def summary(self) -> str:
-        """One line for people."""
+        """Return the accounting as one line for people."""
         parts = [f"{self.counts['rows_in']:,} rows in, {self.counts['kept']:,} kept"]
         parts += [f"{count:,} {reason}" for reason, count in sorted(self.skipped.items())]
-        tokens, targets = self.counts["tokens"], self.counts["supervised_tokens"]
-        text = f"{self.source}: {', '.join(parts)}; {self.counts['samples']:,} samples, {tokens:,} tokens, {targets:,} targets"
+        tokens, supervised = self.counts["tokens"], self.counts["supervised_tokens"]
+        text = (
+            f"{self.source}: {', '.join(parts)}; {self.counts['samples']:,} samples, {tokens:,}"
+            f" tokens, {supervised:,} supervised tokens"
+        )
         if self.lost_turns:
-            text += (
-                f"; turns of kept rows left out: {', '.join(f'{count:,} {reason}' for reason, count in sorted(self.lost_turns.items()))}"
-            )
-        return text + (f"; {self.counts['cut_samples']:,} samples cut" if self.counts["cut_samples"] else "")
+            lost = [f"{count:,} {reason}" for reason, count in sorted(self.lost_turns.items())]
+            text += f"; turns of kept rows left out: {', '.join(lost)}"
+        return text + (
+            f"; {self.counts['cut_samples']:,} samples cut" if self.counts["cut_samples"] else ""
+        )
 
     def as_dict(self) -> dict[str, Any]:
-        """The accounting file's content."""
-        numbers = ("rows_in", "kept", "samples", "tokens", "supervised_tokens", "duplicate_samples", "cut_samples")
+        """Return the content of the accounting file."""
+        numbers = (
+            "rows_in",
+            "kept",
+            "samples",
+            "tokens",
+            "supervised_tokens",
+            "duplicate_samples",
+            "cut_samples",
+        )
         return {
             "source": self.source,
             **{name: self.counts[name] for name in numbers},

@@ -1,7 +1,6 @@
-"""A row of a source to its samples: the work of one process."""
+"""The work of one process: from a row of a source to its samples."""
 
 import dataclasses
-import datetime
 import functools
 import json
 from collections.abc import Sequence
@@ -12,15 +11,22 @@ import numpy as np
 from draftstates.ids import keyed_fraction, sample_id
 from draftstates.tokens.conversations import Conversation, TokenRow, parse_row
 from draftstates.tokens.options import TokeniseOptions
-from draftstates.tokens.reasons import RowSkipped, shown
-from draftstates.tokens.rows import Row
+from draftstates.tokens.rows import Row, RowSkipped, shown
 from draftstates.tokens.template import ChatTemplate
 from draftstates.tokens.turns import Sample, tokenise_conversation
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RowResult:
-    """What became of a row: samples with their ids, or the reason why there are none; and turns that were left out of a kept row."""
+    """The result of a row: its samples, or the reason why it has no sample.
+
+    Attributes:
+        number: number of the row in its source.
+        where: file and line (or row), for messages.
+        samples: pairs (sample id, sample).
+        skipped: reason why the row has no sample; None for a kept row.
+        lost_turns: reasons why turns of a kept row are not in its samples.
+    """
 
     number: int
     where: str
@@ -31,21 +37,25 @@ class RowResult:
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """All that a worker needs to turn rows into samples."""
+    """The tokenizer and the options by which a worker turns rows into samples."""
 
     tokenizer_path: Path
     options: TokeniseOptions
 
     @functools.cached_property
     def template(self) -> ChatTemplate:
-        """Raises UserError where the tokenizer or its template cannot be used."""
+        """The chat template, loaded when it is first used.
+
+        Raises:
+            UserError: the tokenizer or its template cannot be used.
+        """
         options = self.options
         return ChatTemplate(
             self.tokenizer_path,
             chat_template=options.chat_template,
             arguments=options.template_arguments,
             end_tokens=options.end_tokens,
-            today=datetime.date.fromisoformat(options.template_date),
+            today=options.template_date,
             trust_remote_code=options.trust_remote_code,
         )
 
@@ -53,7 +63,10 @@ class Pipeline:
         return [self.process_row(row) for row in rows]
 
     def process_row(self, row: Row) -> RowResult:
-        """Never raises for what a row holds: that is in the result's `skipped`."""
+        """Turn a row into its samples.
+
+        A bad row raises no error: the reason is in `skipped` of the result.
+        """
         try:
             parsed = parse_row(row.value, layout=self.options.format, columns=self.options.columns)
             self._draw(parsed)
@@ -76,21 +89,35 @@ class Pipeline:
                 raise RowSkipped("not_sampled", f"outside the share of {self.options.weight}")
 
     def _checked(self, row: TokenRow) -> Sample:
-        """A row that came as tokens: numbers in range, one mask value for each, within max_tokens."""
+        """Check a row that came as tokens: ids in range, a mask value for each, max_tokens."""
         ids, mask, size = row.input_ids, row.loss_mask, self.template.vocabulary_size
         if len(ids) != len(mask):
             raise RowSkipped("bad_tokens", f"{len(ids)} ids but {len(mask)} mask values")
         if not ids:
             raise RowSkipped("empty", "expected tokens, found none")
-        for name, values, kinds, limit in (("input_ids", ids, (int,), size), ("loss_mask", mask, (int, bool), 2)):
-            wrong = [value for value in values if type(value) not in kinds or not 0 <= value < limit]
+        for name, values, kinds, limit in (
+            ("input_ids", ids, (int,), size),
+            ("loss_mask", mask, (int, bool), 2),
+        ):
+            wrong = [
+                value for value in values if type(value) not in kinds or not 0 <= value < limit
+            ]
             if wrong:
-                raise RowSkipped("bad_tokens", f"{name}: expected whole numbers from 0 to {limit - 1}, found {shown(wrong[0])}")
+                raise RowSkipped(
+                    "bad_tokens",
+                    f"{name}: expected whole numbers from 0 to {limit - 1}, found"
+                    f" {shown(wrong[0])}",
+                )
         if len(ids) > self.options.max_tokens:
-            raise RowSkipped("too_long", f"expected at most {self.options.max_tokens} tokens, found {len(ids)}")
+            raise RowSkipped(
+                "too_long", f"expected at most {self.options.max_tokens} tokens, found {len(ids)}"
+            )
         bos = self.template.tokenizer.bos_token_id
         if bos is not None and ids[:2] == [bos, bos]:
             raise RowSkipped("doubled_bos", f"the first two tokens are both {bos}")
         if not any(mask[1:]):
-            raise RowSkipped("no_targets", f"none of {len(ids)} tokens is a target that has a token before it")
+            raise RowSkipped(
+                "no_supervised_tokens",
+                f"none of {len(ids)} tokens after the first is supervised",
+            )
         return Sample(np.asarray(ids, dtype=np.int32), np.asarray(mask, dtype=np.uint8))

@@ -1,4 +1,7 @@
-"""Reading a source's files row by row, whatever their kind, in memory that does not grow with them."""
+"""The reader of a source's rows, and the reasons why a row gives no sample.
+
+Rows are read one by one in bounded memory, from files of any supported kind.
+"""
 
 import dataclasses
 import io
@@ -12,21 +15,86 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from draftstates.errors import UserError
-from draftstates.tokens.reasons import RowSkipped, shown
 
+# reasons why a row gives no sample: a closed list, so that the accounting can be read
+REASONS = {
+    "broken_json": "the row is not valid JSON",
+    "not_an_object": "the row is not an object with named columns",
+    "unknown_format": "none of the known column layouts fits the row",
+    "bad_columns": "a column does not hold what it must",
+    "empty": "there are no messages",
+    "bad_message": "a message is not an object with a role and text",
+    "unknown_role": "a message has a role that is none of the known ones",
+    "bad_tools": "the tools or tool calls are not what the chat format allows",
+    "bad_text": "the text holds lone surrogates, which no tokenizer can encode",
+    "no_assistant": "there is no assistant turn with a message before it",
+    "not_rendered": (
+        "the chat template would leave something out without a word: a role, the tools or the tool"
+        " calls"
+    ),
+    "template_error": "the chat template refused the conversation",
+    "prompt_not_prefix": (
+        "the template's generation prompt is not the beginning of the turn as the template"
+        " renders it"
+    ),
+    "no_turn_end": "the template does not close an assistant turn with an end token",
+    "rewritten_history": (
+        "the template renders a turn in another way once it is history, and the configuration says"
+        " skip"
+    ),
+    "no_supervised_tokens": "no token after the first is supervised",
+    "doubled_bos": "the sample begins with two beginning-of-sequence tokens",
+    "bad_tokens": "token ids or mask are not numbers in range, or differ in length",
+    "too_long": "more tokens than max_tokens",
+    "duplicate": "another row of the source gave the same tokens and mask",
+    "not_sampled": "left out by the source's weight",
+}
+
+# Reasons that say nothing about the row's quality; they do not count towards
+# `max_skipped_fraction`.
+BENIGN = frozenset({"too_long", "duplicate", "not_sampled"})
 _COMPRESSED = (".gz", ".zst")
-_SAVED = ("state.json", "dataset_info.json", "dataset_dict.json")  # what save_to_disk says of the data beside it
+# files that save_to_disk writes beside the data
+_SAVED = ("state.json", "dataset_info.json", "dataset_dict.json")
 _CHUNK = 1 << 20
 _BATCH_ROWS = 256
 _DECODER = json.JSONDecoder()
 _BLANK = re.compile(r"[ \t\r\n]*")
 
 
+class RowSkipped(Exception):
+    """A row that gives no sample.
+
+    Attributes:
+        reason: a key of `REASONS`.
+        detail: what was expected and what was found.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        # both arguments: without them the error could not be pickled between processes
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.detail}"
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """Return the `repr` of a value from a dataset, short enough for a message."""
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-    """One row of a source: `number` counts from 0 over all its files, `where` names file and line (or row) for people.
+    """One row of a source.
 
-    `value` is the row's object; JSON text that is still to be parsed (bytes); or, for what cannot be read, why.
+    Attributes:
+        number: number of the row, from 0 over all files of the source.
+        where: file and line (or row), for people.
+        value: the row's object; or JSON text that is still to be parsed (bytes); or, for a row that
+            cannot be read, the reason.
     """
 
     number: int
@@ -35,13 +103,15 @@ class Row:
 
 
 def read_rows(paths: list[Path], *, limit: int | None = None) -> Iterator[Row]:
-    """The rows of the files, in order, at most `limit`.
+    """Yield the rows of the files, in order, at most `limit`.
 
-    JSON lines, JSON arrays (both also .gz and .zst), Parquet, Arrow files, and folders made by `save_to_disk`.
-    Blank lines are no rows. A line that is not JSON is a row that says so; a damaged Parquet or Arrow file is an error.
+    A file holds JSON lines, a JSON array (both also .gz and .zst), Parquet or Arrow; a folder is
+    one that `save_to_disk` made. A blank line is not a row. A line that is not JSON gives a row
+    with the reason; a damaged Parquet or Arrow file is an error.
 
     Raises:
-        UserError: a file is missing, no regular one, of no known kind, compressed but empty, or cannot be read.
+        UserError: a file is missing, not a regular file, of an unknown kind, compressed but empty,
+            or cannot be read.
     """
     number = 0
     for path in paths:
@@ -57,13 +127,21 @@ def read_rows(paths: list[Path], *, limit: int | None = None) -> Iterator[Row]:
 
 
 def _check_kind(path: Path) -> None:
-    """See that reading can end: a pipe would wait for a writer, a device might never run out."""
+    """Refuse a path whose reading might not end.
+
+    A pipe would wait for a writer; a device might never end.
+    """
     if not path.exists():
         raise UserError(f"{path}: no such file")
     if not (path.is_file() or path.is_dir()):
-        raise UserError(f"{path}: expected a regular file, found a pipe, socket or device: write its content to a file first")
+        raise UserError(
+            f"{path}: expected a regular file, found a pipe, socket or device: write its content to"
+            " a file first"
+        )
     if path.suffix in _COMPRESSED and not path.stat().st_size:
-        raise UserError(f"{path}: expected compressed data, found an empty file: get it anew, or leave it out")
+        raise UserError(
+            f"{path}: expected compressed data, found an empty file: get it anew, or leave it out"
+        )
 
 
 def _read_file(path: Path) -> Iterator[tuple[str, object]]:
@@ -75,10 +153,15 @@ def _read_file(path: Path) -> Iterator[tuple[str, object]]:
     if kind == ".json":
         return _read_json(path)
     if path.suffix in (".parquet", ".pq"):
-        return _numbered(batch.to_pylist() for batch in pq.ParquetFile(path).iter_batches(batch_size=_BATCH_ROWS))
+        return _numbered(
+            batch.to_pylist() for batch in pq.ParquetFile(path).iter_batches(batch_size=_BATCH_ROWS)
+        )
     if path.suffix in (".arrow", ".feather"):
         return _numbered(batch.to_pylist() for batch in _arrow_batches(path))
-    raise UserError(f"{path}: expected .jsonl, .ndjson, .json (also .gz, .zst), .parquet, .arrow or a save_to_disk folder")
+    raise UserError(
+        f"{path}: expected .jsonl, .ndjson, .json (also .gz, .zst), .parquet, .arrow or a"
+        " save_to_disk folder"
+    )
 
 
 def _open_text(path: Path) -> io.BufferedReader:
@@ -99,7 +182,10 @@ def _read_json(path: Path) -> Iterator[tuple[str, object]]:
 
 
 def _read_array(path: Path, file: io.TextIOWrapper) -> Iterator[tuple[str, object]]:
-    """Elements of one JSON array, parsed one at a time. Where the file is cut short, the last row says so."""
+    """Yield the elements of one JSON array, parsed one at a time.
+
+    Where the file is cut short, the last row holds the reason.
+    """
     text = file.read(_CHUNK)
     while "[" not in text:
         text += file.read(_CHUNK)
@@ -116,7 +202,12 @@ def _read_array(path: Path, file: io.TextIOWrapper) -> Iterator[tuple[str, objec
                 continue
             if text.rstrip().endswith("]"):
                 raise UserError(f"{path}: row {row} of the array is not JSON: {shown(text)}")
-            yield f"row {row}", RowSkipped("broken_json", f"the file is cut short in the middle of a row: {shown(text)}")
+            yield (
+                f"row {row}",
+                RowSkipped(
+                    "broken_json", f"the file is cut short in the middle of a row: {shown(text)}"
+                ),
+            )
             return
         yield f"row {row}", value
         row += 1
@@ -131,7 +222,10 @@ def _after_blank(text: str, at: int) -> int:
 
 
 def _next_element(text: str, at: int) -> tuple[object, int | None]:
-    """The element at `at` and where its separator is; None for the latter where more text is needed to tell."""
+    """Return the element at `at` and the place of the separator behind it.
+
+    The place is None where more text is needed to find it.
+    """
     try:
         value, end = _DECODER.raw_decode(text, at)
     except (ValueError, RecursionError):
@@ -163,11 +257,22 @@ def _read_folder(path: Path) -> Iterator[tuple[str, object]]:
         dataset = load_from_disk(str(path))
     except FileNotFoundError as error:
         raise UserError(f"{path}: expected a folder made by save_to_disk: {error}") from error
-    except (AttributeError, KeyError, TypeError, ValueError) as error:  # JSON, but not what save_to_disk writes
+    except (
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+    ) as error:
+        # the files hold JSON, but not the JSON that save_to_disk writes
         files = " or ".join(map(str, saved))
-        raise UserError(f"{files}: not as save_to_disk writes it, save the dataset again: {error!r}") from error
+        raise UserError(
+            f"{files}: not as save_to_disk writes it, save the dataset again: {error!r}"
+        ) from error
     if not isinstance(dataset, Dataset):
-        raise UserError(f"{path}: holds several splits, name one of them: {', '.join(str(path / split) for split in dataset)}")
+        raise UserError(
+            f"{path}: holds several splits, name one of them:"
+            f" {', '.join(str(path / split) for split in dataset)}"
+        )
     table = dataset.with_format("arrow")
     return _numbered(batch.to_pylist() for batch in table.iter(batch_size=_BATCH_ROWS))
 
@@ -176,9 +281,14 @@ def _check_mapping(file: Path) -> None:
     try:
         found = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{file}: expected JSON as save_to_disk writes it, save the dataset again: {error}") from error
+        raise UserError(
+            f"{file}: expected JSON as save_to_disk writes it, save the dataset again: {error}"
+        ) from error
     if not isinstance(found, dict):
-        raise UserError(f"{file}: expected a JSON object as save_to_disk writes it, found {shown(found)}: save the dataset again")
+        raise UserError(
+            f"{file}: expected a JSON object as save_to_disk writes it, found {shown(found)}: save"
+            " the dataset again"
+        )
 
 
 def _numbered(batches: Iterator[list[dict[str, Any]]]) -> Iterator[tuple[str, object]]:
@@ -190,7 +300,11 @@ def _numbered(batches: Iterator[list[dict[str, Any]]]) -> Iterator[tuple[str, ob
 
 
 def _without_fill(value: Any) -> Any:
-    """Columns give every struct every key; those that the row did not have come back as None and must not be rendered."""
+    """Return a value without the keys that its row did not have.
+
+    A column gives every struct every key. A key that the row did not have is None, and must not be
+    rendered.
+    """
     if isinstance(value, dict):
         return {key: _without_fill(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):

@@ -1,34 +1,48 @@
-"""A model's chat template and tokenizer: rendering, exact tokenising, and where an assistant turn ends."""
+"""A model's chat template and tokenizer: rendering, exact tokenising, the end of a turn."""
 
 import datetime
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from draftstates.config import TEMPLATE_DATE
 from draftstates.errors import UserError
+from draftstates.model.folder import ModelFolder
 from draftstates.tokens.conversations import Conversation
-from draftstates.tokens.encoder import encoder_for
-from draftstates.tokens.reasons import RowSkipped
-from draftstates.tokens.template_file import read_template
-from draftstates.tokens.tokenizer import load_tokenizer
+from draftstates.tokens.encoder import encoder_for, load_tokenizer
+from draftstates.tokens.options import read_template
+from draftstates.tokens.rows import RowSkipped
 
-TODAY = datetime.date(2024, 7, 26)  # what templates that ask for the date are told, or every day's ids would be others
-_ANSWERS = ("Yes", "two words.", "x=1", "Ω9")  # what they have in common at a turn's end is the template's
-_TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}}
+# the ids that turns with these answers have in common at their end are the template's
+_ANSWERS = (
+    "Yes",
+    "two words.",
+    "x=1",
+    "Ω9",
+)
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "description": "d",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
 
 
 class ChatTemplate:
     """The chat template and tokenizer in a folder.
 
     Attributes:
-        chat_template: the Jinja text used instead of the tokenizer's own; None for that.
-        end_ids: tokens that end an assistant turn; the end token is a target.
-        tail: tokens that the template puts after the end token (ChatML's newline); they are none.
-        closing: all that the template puts after an assistant's text, end token and tail included.
-        added_ids: the vocabulary's marks, at which text is split before anything else.
+        chat_template: Jinja text that replaces the tokenizer's template; None replaces nothing.
+        end_ids: tokens that end an assistant turn; the end token is supervised.
+        tail: tokens that the template puts after the end token (ChatML's newline); they are not
+            supervised.
+        closing: all tokens that the template puts after an assistant's text, end token and tail
+            included.
+        added_ids: the vocabulary's marks; text is split at these first.
     """
 
     def __init__(
@@ -38,13 +52,15 @@ class ChatTemplate:
         chat_template: Path | None = None,
         arguments: Mapping[str, Any] | None = None,
         end_tokens: Sequence[str] = (),
-        today: datetime.date = TODAY,
+        today: datetime.date = TEMPLATE_DATE,
         trust_remote_code: bool = False,
     ) -> None:
         self.tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
         self.chat_template = read_template(chat_template) if chat_template else None
         if not (self.chat_template or self.tokenizer.chat_template):
-            raise UserError(f"{folder}: the tokenizer has no chat template; name one with data.chat_template")
+            raise UserError(
+                f"{folder}: the tokenizer has no chat template; name one with data.chat_template"
+            )
         self.folder = folder
         self._origin = f"data.chat_template: {chat_template}" if chat_template else str(folder)
         self._arguments = {"strftime_now": today.strftime, **(arguments or {})}
@@ -53,28 +69,49 @@ class ChatTemplate:
         self.added_ids = frozenset(self.tokenizer.added_tokens_decoder)
         self.closing = self._find_closing()
         self._check_round_trip()
-        self.end_ids, self.tail = self._find_turn_end(_ids_of(end_tokens, self.tokenizer) | _model_end_ids(folder, self.tokenizer))
+        self.end_ids, self.tail = self._find_turn_end(
+            _ids_of(end_tokens, self.tokenizer) | _model_end_ids(folder, self.tokenizer)
+        )
         self.takes_parts = self._takes_parts()
         self._ignored = self._find_ignored()
 
-    def render(self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None = None, prompt: bool = False) -> str:
-        """The conversation as text; with `prompt` up to where the model would begin its turn.
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        prompt: bool = False,
+    ) -> str:
+        """Return the conversation as text.
+
+        Args:
+            messages: messages of the conversation.
+            tools: tools that are offered to the model.
+            prompt: whether to add the generation prompt, at which the model would begin its turn.
 
         Raises:
-            RowSkipped: `template_error`, the template refuses the messages.
+            RowSkipped: `template_error`: the template refuses the messages.
         """
         try:
             return self.tokenizer.apply_chat_template(
-                messages, tools=tools, chat_template=self.chat_template, add_generation_prompt=prompt, tokenize=False, **self._arguments
+                messages,
+                tools=tools,
+                chat_template=self.chat_template,
+                add_generation_prompt=prompt,
+                tokenize=False,
+                **self._arguments,
             )
-        except Exception as error:  # a template is a program of its own: whatever it raises is the row's fault
+        except Exception as error:
+            # a template is a program of its own: any error of it is the row's fault
             raise RowSkipped("template_error", f"{type(error).__name__}: {error}") from None
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids of rendered text, int32 [T]. The template has put in every special token, so the tokenizer adds none.
+        """Return the ids of rendered text, int32 [T].
+
+        The template has written every special token, so the tokenizer adds no token.
 
         Raises:
-            RowSkipped: `bad_text`, lone surrogates.
+            RowSkipped: `bad_text`: the text has lone surrogates.
         """
         try:
             return self._encoder.encode(text)
@@ -82,28 +119,37 @@ class ChatTemplate:
             raise RowSkipped("bad_text", str(error)) from None
 
     def turn_end(self, turn: np.ndarray) -> int:
-        """Tokens of an assistant turn up to and including its end token.
+        """Return the number of tokens of an assistant turn up to and including its end token.
 
         Args:
             turn: ids from the generation prompt's end to the end of the rendering, int32 [T].
 
         Raises:
-            RowSkipped: `no_turn_end`.
+            RowSkipped: `no_turn_end`: the turn does not end in an end token and the tail.
         """
         end = len(turn) - len(self.tail)
-        if end < 1 or turn[end - 1] not in self.end_ids or not np.array_equal(turn[end:], self.tail):
+        if (
+            end < 1
+            or turn[end - 1] not in self.end_ids
+            or not np.array_equal(turn[end:], self.tail)
+        ):
             expected = ", ".join(self.tokenizer.convert_ids_to_tokens(sorted(self.end_ids)))
             found = self.tokenizer.convert_ids_to_tokens(turn[-4:].tolist())
             raise RowSkipped(
-                "no_turn_end", f"expected one of {expected} and then {len(self.tail)} more tokens, found a turn that ends in {found}"
+                "no_turn_end",
+                f"expected one of {expected} and then {len(self.tail)} more tokens, found a turn"
+                f" that ends in {found}",
             )
         return end
 
     def prepared(self, conversation: Conversation) -> list[dict[str, Any]]:
-        """The messages as the template takes them: lists of parts as they are, or as one text where it takes only that.
+        """Return the messages as the template takes them.
+
+        Where the template takes only text, a list of parts becomes one text.
 
         Raises:
-            RowSkipped: `not_rendered`, the template would leave out a role, the tools or the tool calls.
+            RowSkipped: `not_rendered`: the template would leave out a role, the tools or the tool
+                calls.
         """
         messages = [self._flattened(message) for message in conversation.messages]
         present = {message["role"] for message in messages}
@@ -111,7 +157,9 @@ class ChatTemplate:
             present.add("tool calls")
         if lost := sorted(present & self._ignored):
             raise RowSkipped("not_rendered", f"the chat template ignores {', '.join(lost)}")
-        if conversation.tools and self.render(messages) == self.render(messages, tools=conversation.tools):
+        if conversation.tools and self.render(messages) == self.render(
+            messages, tools=conversation.tools
+        ):
             raise RowSkipped("not_rendered", "the chat template ignores the tools")
         return messages
 
@@ -124,47 +172,88 @@ class ChatTemplate:
     def _find_closing(self) -> list[int]:
         user = {"role": "user", "content": "Hi"}
         try:
-            turns = [self.encode(self.render([user, {"role": "assistant", "content": answer}])).tolist() for answer in _ANSWERS]
+            turns = [
+                self.encode(self.render([user, {"role": "assistant", "content": answer}])).tolist()
+                for answer in _ANSWERS
+            ]
         except RowSkipped as error:
             raise UserError(
-                f"{self._origin}: the chat template cannot render a user's and an assistant's message: {error.detail}"
+                f"{self._origin}: the chat template cannot render a user's and an assistant's"
+                f" message: {error.detail}"
             ) from None
         return _common_suffix(turns)
 
     def _check_round_trip(self) -> None:
-        """Some tokenizers (Mistral's own) have marks that no text stands for; their rendered text is not what the server sees."""
+        """Refuse a tokenizer that gives a conversation other ids than its rendered text.
+
+        Some tokenizers (Mistral's own) have marks that no text represents. The server does not get
+        the ids of their rendered text.
+        """
         messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
-        ids = self.tokenizer.apply_chat_template(messages, chat_template=self.chat_template, **self._arguments)["input_ids"]
+        ids = self.tokenizer.apply_chat_template(
+            messages, chat_template=self.chat_template, **self._arguments
+        )["input_ids"]
         if self.encode(self.render(messages)).tolist() != list(ids):
-            raise UserError(f"{self.folder}: this tokenizer gives a rendered conversation other ids than its text; it is not supported")
+            raise UserError(
+                f"{self.folder}: this tokenizer gives a rendered conversation other ids than its"
+                " text; it is not supported"
+            )
 
     def _find_turn_end(self, named: set[int]) -> tuple[frozenset[int], list[int]]:
-        """The end tokens, and what follows: the first that the model names, else the first special one, else the last that is not blank."""
-        special = {key for key, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        """Return the end tokens and the tokens that follow the end token.
+
+        The end token is the first one that the model names, else the first special token, else the
+        last token that is not blank.
+        """
+        special = {
+            key for key, token in self.tokenizer.added_tokens_decoder.items() if token.special
+        }
         for ends in (named, special):
             if found := [index for index, token in enumerate(self.closing) if token in ends]:
                 return frozenset(named | {self.closing[found[0]]}), self.closing[found[0] + 1 :]
-        text = [index for index, token in enumerate(self.closing) if self.tokenizer.decode([token]).strip()]
+        text = [
+            index
+            for index, token in enumerate(self.closing)
+            if self.tokenizer.decode([token]).strip()
+        ]
         if not text:
-            raise UserError(f"{self._origin}: the chat template puts nothing after an assistant turn, so its end cannot be learnt")
+            raise UserError(
+                f"{self._origin}: the chat template puts nothing after an assistant turn, so its"
+                " end cannot be learnt"
+            )
         return frozenset(named | {self.closing[text[-1]]}), self.closing[text[-1] + 1 :]
 
     def _takes_parts(self) -> bool:
         try:
-            parts = self.render([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}], prompt=True)
+            parts = self.render(
+                [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}], prompt=True
+            )
             return parts == self.render([{"role": "user", "content": "Hi"}], prompt=True)
         except RowSkipped:
             return False
 
     def _find_ignored(self) -> frozenset[str]:
-        """What the template drops without a word: two conversations that differ in nothing else come out the same."""
+        """Return the kinds of content that the template drops without an error.
+
+        Two conversations that differ in a dropped kind alone are rendered to the same text.
+        """
         user, answer = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}
 
         def call(name: str) -> dict[str, Any]:
-            return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": name, "arguments": {}}}]}
+            return {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"type": "function", "function": {"name": name, "arguments": {}}}],
+            }
 
-        pairs = {role: [[{"role": role, "content": text}, user, answer] for text in "ab"] for role in ("system", "developer")}
-        pairs["tool"] = [[user, call("f"), {"role": "tool", "name": "f", "content": text}, answer] for text in "ab"]
+        pairs = {
+            role: [[{"role": role, "content": text}, user, answer] for text in "ab"]
+            for role in ("system", "developer")
+        }
+        pairs["tool"] = [
+            [user, call("f"), {"role": "tool", "name": "f", "content": text}, answer]
+            for text in "ab"
+        ]
         pairs["tool calls"] = [[user, call(name)] for name in "fg"]
         return frozenset(name for name, (one, other) in pairs.items() if self._same(one, other))
 
@@ -172,7 +261,8 @@ class ChatTemplate:
         try:
             return self.render(one, tools=[_TOOL]) == self.render(other, tools=[_TOOL])
         except RowSkipped:
-            return False  # it says so itself when a row has it
+            # the template itself refuses a row with this content
+            return False
 
 
 def _ids_of(tokens: Sequence[str], tokenizer: Any) -> set[int]:
@@ -183,13 +273,12 @@ def _ids_of(tokens: Sequence[str], tokenizer: Any) -> set[int]:
 
 
 def _model_end_ids(folder: Path, tokenizer: Any) -> set[int]:
-    """End tokens that the model's own files name; the end of a turn need not be the end of text."""
-    found = {tokenizer.eos_token_id}
-    for name in ("generation_config.json", "config.json"):
-        if (folder / name).exists():
-            named = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
-            found.update(named if isinstance(named, list) else [named])
-    return {token for token in found if isinstance(token, int)}
+    """Return the end tokens that the model's own files name.
+
+    The end token of a turn need not be the end-of-text token.
+    """
+    found = set(ModelFolder(folder).end_ids)
+    return found if tokenizer.eos_token_id is None else {*found, tokenizer.eos_token_id}
 
 
 def _common_suffix(sequences: list[list[int]]) -> list[int]:

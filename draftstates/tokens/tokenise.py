@@ -1,4 +1,4 @@
-"""A source to a Parquet file of samples and a JSON file that accounts for every row."""
+"""The tokeniser: from a source to a Parquet file of samples and the accounting of every row."""
 
 import collections
 import json
@@ -12,17 +12,18 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-from draftstates.building import publish_text
 from draftstates.errors import UserError
+from draftstates.files import publish_text
 from draftstates.tokens.accounting import Accounting
+from draftstates.tokens.files import SampleWriter
 from draftstates.tokens.options import TokeniseOptions
-from draftstates.tokens.output import SampleWriter
 from draftstates.tokens.pipeline import Pipeline, RowResult
 from draftstates.tokens.rows import Row, read_rows
 
 _CHUNK_ROWS = 128
 _PROGRESS_SECONDS = 5.0
-_pipeline: Pipeline | None = None  # in a worker process: inherited from the parent, tokenizer and all
+# a worker process inherits it from its parent, tokenizer included
+_pipeline: Pipeline | None = None
 
 
 def tokenise_source(
@@ -39,22 +40,24 @@ def tokenise_source(
 
     Args:
         name: the source's name, for messages and the accounting.
-        paths: its files, in order.
+        paths: the source's files, in order.
         tokenizer_path: folder with tokenizer and chat template.
-        output: Parquet, one row a sample in the source's order: `row` int64, `part` int32, `sample_id` string,
-            `input_ids` list<int32>, `loss_mask` list<uint8>.
-        accounting: JSON, see `Accounting.as_dict`.
-        workers: processes; the result does not depend on it.
+        options: options of the source.
+        output: Parquet file to write, one row a sample in the source's order: `row` int64, `part`
+            int32, `sample_id` string, `input_ids` list<int32>, `loss_mask` list<uint8>.
+        accounting: JSON file to write, see `Accounting.as_dict`.
+        workers: number of processes; the result does not depend on it.
 
     Returns:
         The accounting, with `rows_in == kept + sum(skipped)`.
 
     Raises:
-        UserError: a file cannot be read, the template cannot be used, too many rows are bad, or none is kept.
-            Nothing is left under the final names then.
+        UserError: a file cannot be read, the template cannot be used, too many rows are bad, or
+            no row is kept. Then no file has its final name.
     """
     pipeline = Pipeline(tokenizer_path, options)
-    _ = pipeline.template  # a wrong tokenizer is reported before anything is read
+    # a wrong tokenizer is reported before any row is read
+    _ = pipeline.template
     counts = Accounting(name, deduplicate=options.deduplicate)
     progress = _Progress(name)
     with SampleWriter(output) as writer:
@@ -72,7 +75,8 @@ def tokenise_source(
 def _results(pipeline: Pipeline, rows: Iterator[Row], workers: int) -> Iterator[RowResult]:
     chunks = _chunked(rows)
     first = next(chunks, [])
-    if workers < 2 or len(first) < _CHUNK_ROWS:  # a small source is done before a second process has started
+    # a small source is done before a second process has started
+    if workers < 2 or len(first) < _CHUNK_ROWS:
         yield from pipeline.process(first)
         for chunk in chunks:
             yield from pipeline.process(chunk)
@@ -91,11 +95,14 @@ def _chunked(rows: Iterator[Row]) -> Iterator[list[Row]]:
         yield chunk
 
 
-def _in_parallel(pipeline: Pipeline, first: list[Row], chunks: Iterator[list[Row]], workers: int) -> Iterator[RowResult]:
-    """Results in the rows' order, with a bounded number of chunks under way."""
+def _in_parallel(
+    pipeline: Pipeline, first: list[Row], chunks: Iterator[list[Row]], workers: int
+) -> Iterator[RowResult]:
+    """Yield the results in the rows' order, with a bounded number of pending chunks."""
     global _pipeline
     _pipeline = pipeline
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread a process; and it must not be on when we fork
+    # each process has one thread, and the library must have no threads when this process forks
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as pool:
         pending = collections.deque([pool.submit(_work, first)])
         try:
@@ -106,7 +113,9 @@ def _in_parallel(pipeline: Pipeline, first: list[Row], chunks: Iterator[list[Row
             while pending:
                 yield from pending.popleft().result()
         except BrokenProcessPool:
-            raise UserError("a tokenising process ended abruptly; was it killed for want of memory?") from None
+            raise UserError(
+                "a tokenising process ended abruptly; was it killed for want of memory?"
+            ) from None
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
@@ -117,7 +126,7 @@ def _work(rows: list[Row]) -> list[RowResult]:
 
 
 class _Progress:
-    """A line on stderr every few seconds: rows, rate, what was kept."""
+    """Progress on stderr: rows and rate every few seconds, the accounting at the end."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -131,4 +140,8 @@ class _Progress:
         elif now - self.shown > _PROGRESS_SECONDS:
             self.shown = now
             rows = counts.counts["rows_in"]
-            print(f"{self.name}: {rows:,} rows, {rows / (now - self.start):,.0f} rows/s", file=sys.stderr, flush=True)
+            print(
+                f"{self.name}: {rows:,} rows, {rows / (now - self.start):,.0f} rows/s",
+                file=sys.stderr,
+                flush=True,
+            )

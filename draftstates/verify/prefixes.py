@@ -1,18 +1,23 @@
-"""Prefix recaptures: a sample's first rows, captured once more in another batch, must be the shard's rows and no neighbour's.
+"""Prefix recaptures: first rows of a sample that are captured a second time in another batch.
 
-Two rows are compared by the larger of two relative distances: that of their norms, and that of their median elements. The residual
-stream has a few huge components that alone make up its norm; the median sees all the others, where rows and layers differ.
+They must agree with the shard's rows and with no neighbour.
 
-Limits, from SmolLM2 on conversations (a prefix in a batch of two against the whole alone), worst row of r_2, r_15, r_27 and final:
+Two rows are compared by the larger of two relative distances: that of their norms, and that of
+their median elements. The residual stream has a few huge components that alone make up its norm;
+the median sees all the others, where rows and layers differ.
+
+Limits, from SmolLM2 on conversations (a prefix in a batch of two against the whole alone), worst
+row of r_2, r_15, r_27 and final:
 
 | | bfloat16 | float32 |
 | --- | --- | --- |
-| the same row, captured again | 0.054 | 0.00001 |
+| the same row, captured a second time | 0.054 | 0.00001 |
 | a neighbouring row, nearest | 0.20 | 0.20 |
 | the next layer's row, median | 0.49 | 0.49 |
 
-So half of the rows must lie within `typical`, twice the worst of a dense model. A single row may lie as far as `worst`, since one of
-many experts may be chosen otherwise, but no further than a quarter of the way to its nearest neighbour.
+So half of the rows must lie within `typical`, twice the worst of a dense model. A single row may
+lie as far as `worst`, since one of many experts may be chosen otherwise, but no further than a
+quarter of the way to its nearest neighbour.
 """
 
 import dataclasses
@@ -20,18 +25,24 @@ from collections.abc import Iterator
 
 import torch
 
-from draftstates.alignment import Rounding, unit_roundoff
-from draftstates.checks import Finding
-from draftstates.shards import Shard
+from draftstates.shards.layout import Shard
+from draftstates.verify.alignment import Rounding, unit_roundoff
+from draftstates.verify.checks import Finding
 
 _LIMITS = {torch.bfloat16: (0.1, 0.25), torch.float16: (0.1, 0.25), torch.float32: (1e-3, 0.05)}
 _TO_NEIGHBOUR = 0.25
-_CHUNK = 1024  # rows compared at once
+# Rows that are compared at once.
+_CHUNK = 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How far a row may be from its recapture: half of the rows within `typical`, each within `worst`."""
+    """Largest distances of rows from their recapture.
+
+    Attributes:
+        typical: half of the rows must lie within it.
+        worst: every row must lie within it.
+    """
 
     typical: float
     worst: float
@@ -39,25 +50,38 @@ class Limits:
     @classmethod
     def of(cls, rounding: Rounding) -> "Limits":
         typical, worst = _LIMITS[rounding.compute]
-        stored = 2 * unit_roundoff(rounding.stored)  # two values that round apart
+        # Two values that round apart.
+        stored = 2 * unit_roundoff(rounding.stored)
         return cls(typical=max(typical, stored), worst=max(worst, stored))
 
 
-def check_prefix(shard: Shard, index: int, probe: Shard, number: int, *, limits: Limits) -> tuple[list[Finding], float]:
-    """Compare probe `number` of a probe file with the first rows of sample `index` of its shard, every r_k and the final state.
+def check_prefix(
+    shard: Shard, index: int, recaptures: Shard, number: int, *, limits: Limits
+) -> tuple[list[Finding], float]:
+    """Compare a prefix recapture with the first rows of its sample: every r_k and the final state.
+
+    Args:
+        index: position of the sample in the shard.
+        number: position of the prefix recapture in the recaptures file.
 
     Returns:
         findings, and the largest of the layers' median distances.
     """
     name = shard.header.sample_ids[index]
     findings, largest = [], 0.0
-    for what, again, rows in _tensors(shard, index, probe, number):
-        distances = torch.cat([distance(a, b) for a, b in zip(again.split(_CHUNK), rows[: len(again)].split(_CHUNK), strict=True)])
+    for what, again, rows in _tensors(shard, index, recaptures, number):
+        distances = torch.cat(
+            [
+                distance(a, b)
+                for a, b in zip(again.split(_CHUNK), rows[: len(again)].split(_CHUNK), strict=True)
+            ]
+        )
         typical = distances.median().item()
         largest = max(largest, typical)
         if not typical <= limits.typical:
             detail = (
-                f"half of {len(again)} rows of {what} differ from their recapture by more than {typical:.3g} (limit {limits.typical:.3g})"
+                f"half of {len(again)} rows of {what} differ from their recapture by more than"
+                f" {typical:.3g} (limit {limits.typical:.3g})"
             )
             findings.append(Finding(check="prefix", sample_id=name, detail=detail))
             continue
@@ -65,14 +89,20 @@ def check_prefix(shard: Shard, index: int, probe: Shard, number: int, *, limits:
             near = _nearest_neighbour(again[row], rows, row)
             limit = max(limits.typical, min(limits.worst, _TO_NEIGHBOUR * near))
             if not distances[row] <= limit:
-                detail = f"row {row} of {what} differs from its recapture by {distances[row]:.3g} (limit {limit:.3g}, next row {near:.3g})"
+                detail = (
+                    f"row {row} of {what} differs from its recapture by {distances[row]:.3g} (limit"
+                    f" {limit:.3g}, next row {near:.3g})"
+                )
                 findings.append(Finding(check="prefix", sample_id=name, detail=detail))
                 break
     return findings, largest
 
 
 def distance(again: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Relative distance of rows [n, H] from others, float32 [n]: of norms or of median elements, whichever is larger."""
+    """Return the relative distance of rows [n, H] from others, float32 [n].
+
+    It is the larger one of two distances: of norms, and of median elements.
+    """
     again, rows = again.float(), rows.float()
     difference = again - rows
     norms = _ratio(difference.norm(dim=-1), again.norm(dim=-1))
@@ -81,21 +111,39 @@ def distance(again: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _ratio(part: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    return torch.where(part == 0, part, part / whole)  # equal rows are at no distance, even where they are mostly zero
+    # Equal rows have distance 0, even if they are mostly zero.
+    return torch.where(part == 0, part, part / whole)
 
 
 def _nearest_neighbour(again: torch.Tensor, rows: torch.Tensor, row: int) -> float:
-    """Distance of a recaptured row [H] from the rows before and after it in the shard; infinite where there are none."""
+    """Return the distance of a recaptured row [H] from the nearer of its neighbours in the shard.
+
+    The distance is infinite for a row without neighbours.
+    """
     neighbours = [rows[other] for other in (row - 1, row + 1) if 0 <= other < len(rows)]
-    return min((distance(again[None], other[None]).item() for other in neighbours), default=float("inf"))
+    return min(
+        (distance(again[None], other[None]).item() for other in neighbours), default=float("inf")
+    )
 
 
-def _tensors(shard: Shard, index: int, probe: Shard, number: int) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Each r_k and the final state: what it is called, the probe's rows [n, H], and the shard's, with one more where there is one."""
-    start, stop = probe.rows(number)
+def _tensors(
+    shard: Shard, index: int, recaptures: Shard, number: int
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Yield name, recaptured rows [n, H] and the shard's rows of each r_k and the final state.
+
+    The shard's rows include the next row, if the sample has one.
+    """
+    start, stop = recaptures.rows(number)
     first, end = shard.rows(index)
     end = min(end, first + stop - start + 1)
-    again, rows = probe.states("hidden_states", start, stop), shard.states("hidden_states", first, end)
+    again, rows = (
+        recaptures.states("hidden_states", start, stop),
+        shard.states("hidden_states", first, end),
+    )
     for position, layer in enumerate(shard.header.residual_layers):
         yield f"r_{layer}", again[:, position], rows[:, position]
-    yield "the final state", probe.states("final_hidden_state", start, stop), shard.states("final_hidden_state", first, end)
+    yield (
+        "the final state",
+        recaptures.states("final_hidden_state", start, stop),
+        shard.states("final_hidden_state", first, end),
+    )

@@ -1,39 +1,47 @@
-"""The self-test: a server's address is announced only when a probe that it captured twice has passed every check of a shard.
+"""The self-test of a server, which decides whether its address is announced.
 
-Run by the supervisor as `python -m draftstates.server.selftest`. What it finds is the attestation of a run.
+The server captures samples twice; they must pass every check of a shard. The supervisor runs the
+self-test as `python -m draftstates.verify.selftest`. Its result is the attestation.
 """
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
-import json
-import os
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from draftstates import ids, wire
-from draftstates.alignment import Rounding, unit_roundoff
-from draftstates.building import building_folder, publish
-from draftstates.capture_spec import CaptureSpec
-from draftstates.cli import run
-from draftstates.client import Captured, Endpoint
-from draftstates.errors import UserError
-from draftstates.extract import ExtractOptions, capture, lay_out, receipts_document
-from draftstates.model import read_model
-from draftstates.parity import row_distances
+from draftstates import ids
+from draftstates.errors import UserError, run_command
+from draftstates.extract import protocol
+from draftstates.extract.client import Captured, Endpoint
+from draftstates.extract.extract import ExtractOptions, capture, lay_out, make_receipts
+from draftstates.extract.staging import building_folder, remove_empty
+from draftstates.files import publish_json
+from draftstates.model.digest import check_content
+from draftstates.model.folder import ModelFolder
+from draftstates.paths import Results
+from draftstates.plan.shard_tokens import ShardTokens
+from draftstates.records import Plan, PlannedChecks, PlannedShard
 from draftstates.server.address import read_address
 from draftstates.server.engine import server_info
-from draftstates.shard_tokens import ShardTokens
-from draftstates.shards import Shard
-from draftstates.verify import verify_shard
+from draftstates.shards.layout import Shard
+from draftstates.spec import CaptureSpec
+from draftstates.verify.alignment import Rounding, unit_roundoff
+from draftstates.verify.parity import row_distances
+from draftstates.verify.verify import verify_shard
 
 _LENGTHS = (10, 64, 300)
-_OPTIONS = ExtractOptions(probe_fraction=1.0, probe_minimum=len(_LENGTHS), retries=0)
-_HOOK_ROUNDINGS = 8  # a sum over tensor parallel ranks and the addition of the residual, each done twice
+_OPTIONS = ExtractOptions(recapture_fraction=1.0, recapture_minimum=len(_LENGTHS), retries=0)
+_HOOK_ROUNDINGS = (
+    # A sum over tensor parallel ranks and the addition of the residual, each done twice.
+    8
+)
 _FLAGS = (
     "dtype",
     "quantization",
@@ -49,25 +57,47 @@ _FLAGS = (
 
 
 def attest(endpoint: Endpoint, *, spec: CaptureSpec, model: Path) -> dict[str, Any]:
-    """Capture the probe twice and check promises 2 to 4 on it, and each r_k against what a hook on entry to layer k saw.
+    """Capture the self-test's samples twice and check promises 2 to 4 on them.
+
+    The self-test also compares each r_k with the rows that a hook on entry to layer k read.
 
     Returns:
-        the attestation: capture key, engine, flags and the probe's figures.
+        the attestation: capture key, engine, flags and the self-test's figures.
 
     Raises:
         UserError: names the check that failed and what is missing.
     """
-    found = read_model(model)
-    if found.digest != spec.model_digest:
-        raise UserError(f"{model} holds {found.digest}, but the plan is of {spec.model_digest}: the model has changed since; plan again")
+    check_content(ModelFolder(model), expected=spec.model_digest)
     info = server_info(endpoint.url, api_key=endpoint.api_key)
     started = time.monotonic()
-    tokens = probe_tokens(found.vocab_size)
-    with building_folder(endpoint.root / ".selftest" / socket.gethostname(), tokens.shard_id) as folder:
-        first, figures, hooks = _pass(folder / "first", tokens, endpoint=endpoint, spec=spec, model=model, engine=info["version"])
-        second, _, _ = _pass(folder / "second", tokens, endpoint=endpoint, spec=spec, model=model, engine=info["version"])
+    tokens = self_test_tokens(ModelFolder(model).vocab_size)
+    selftest = Results(endpoint.root).selftest(socket.gethostname())
+    with (
+        _removed_when_empty(selftest.parent),
+        building_folder(selftest, tokens.shard_id) as folder,
+    ):
+        first, figures, hooks = _pass(
+            folder / "first",
+            tokens,
+            endpoint=endpoint,
+            spec=spec,
+            model=model,
+            engine=info["version"],
+        )
+        second, _, _ = _pass(
+            folder / "second",
+            tokens,
+            endpoint=endpoint,
+            spec=spec,
+            model=model,
+            engine=info["version"],
+        )
         repeat = max(
-            row_distances(second.states(name, 0, second.header.rows), first.states(name, 0, first.header.rows)).max().item()
+            row_distances(
+                second.states(name, 0, second.header.rows), first.states(name, 0, first.header.rows)
+            )
+            .max()
+            .item()
             for name in ("hidden_states", "final_hidden_state")
         )
     return {
@@ -77,12 +107,29 @@ def attest(endpoint: Endpoint, *, spec: CaptureSpec, model: Path) -> dict[str, A
         "engine": {"name": "sglang", "version": info["version"]},
         "flags": {name: info.get(name) for name in _FLAGS},
         "capture": dataclasses.asdict(spec),
-        "probe": {**figures, "hook_distance": hooks, "repeat_distance": repeat, "seconds": round(time.monotonic() - started, 2)},
+        "self_test": {
+            **figures,
+            "hook_distance": hooks,
+            "repeat_distance": repeat,
+            "seconds": round(time.monotonic() - started, 2),
+        },
     }
 
 
-def probe_tokens(vocabulary: int) -> ShardTokens:
-    """The probe's samples: ids drawn once and for all, so that the second pass is what a cache would skip."""
+@contextlib.contextmanager
+def _removed_when_empty(folder: Path) -> Iterator[None]:
+    """Remove a folder when the block ends, unless the self-test of another host uses it."""
+    try:
+        yield
+    finally:
+        remove_empty(folder)
+
+
+def self_test_tokens(vocabulary: int) -> ShardTokens:
+    """Return the self-test's samples.
+
+    Their ids are always the same, so a cache would skip the second pass.
+    """
     draw = np.random.default_rng(20261129)
     parts = [draw.integers(0, vocabulary, length).astype(np.int32) for length in _LENGTHS]
     names = [ids.sample_id(part, np.ones(len(part))) for part in parts]
@@ -96,61 +143,111 @@ def probe_tokens(vocabulary: int) -> ShardTokens:
 
 
 def _pass(
-    folder: Path, tokens: ShardTokens, *, endpoint: Endpoint, spec: CaptureSpec, model: Path, engine: str
+    folder: Path,
+    tokens: ShardTokens,
+    *,
+    endpoint: Endpoint,
+    spec: CaptureSpec,
+    model: Path,
+    engine: str,
 ) -> tuple[Shard, dict[str, Any], float]:
-    """One capture of the probe, verified as any shard: the shard, its figures, the largest distance from the entry hooks."""
+    """Capture the self-test's samples once and verify them like a shard.
+
+    Returns:
+        the shard, its figures, and the largest distance from the entry hooks.
+    """
     folder.mkdir()
-    shard, probe, receipts = folder / "shard.safetensors", folder / "probe.safetensors", folder / "receipts.json"
-    work, probes = lay_out(tokens, spec=spec, options=_OPTIONS, shard=shard, probe=probe, kind=wire.PROBE)
-    rows = {shard: len(tokens.input_ids), probe: sum(count for _, count in probes)}
+    shard, recaptures, receipts = (
+        folder / "shard.safetensors",
+        folder / "recaptures.safetensors",
+        folder / "receipts.json",
+    )
+    work, chosen = lay_out(
+        tokens,
+        spec=spec,
+        options=_OPTIONS,
+        shard=shard,
+        recaptures=recaptures,
+        kind=protocol.SELF_TEST,
+    )
+    rows = {shard: len(tokens.input_ids), recaptures: sum(count for _, count in chosen)}
     captured = asyncio.run(capture(work, endpoint=endpoint, options=_OPTIONS, rows=rows))
-    receipts.write_text(json.dumps(receipts_document(tokens, spec=spec, engines={engine}, captured=captured, probes=probes)))
+    make_receipts(
+        tokens, spec=spec, engines={engine}, images={}, captured=captured, chosen=chosen
+    ).publish(receipts)
     hooks = _hook_distance(captured[: len(tokens.sample_ids)], spec=spec)
-    verified = verify_shard(tokens.shard_id, plan=_plan(tokens, spec), model=model, shard=shard, probe=probe, receipts=receipts, threads=1)
-    return Shard(shard), verified["figures"], hooks
+    verified = verify_shard(
+        _planned(tokens, spec),
+        spec=spec,
+        checks=PlannedChecks(
+            recapture_fraction=_OPTIONS.recapture_fraction,
+            recapture_minimum=_OPTIONS.recapture_minimum,
+        ),
+        model=model,
+        shard=shard,
+        recaptures=recaptures,
+        receipts=receipts,
+        threads=1,
+    )
+    figures = {"samples": len(verified.samples), "tokens": sum(verified.samples.tokens)}
+    return Shard(shard), figures | dataclasses.asdict(verified.figures), hooks
 
 
 def _hook_distance(captured: list[Captured], *, spec: CaptureSpec) -> float:
     largest = 0.0
-    limit = _HOOK_ROUNDINGS * unit_roundoff(Rounding.of(dataclasses.asdict(spec)).compute)
+    limit = _HOOK_ROUNDINGS * unit_roundoff(Rounding.of(spec).compute)
     for item in captured:
         if not item.prehook:
-            raise UserError("the server did not compare its probe with the entry hooks: its plug-in is of another version")
+            raise UserError(
+                "the server did not compare its rows with the entry hooks: its plug-in is of"
+                " another version"
+            )
         for layer, distance in item.prehook.items():
             if not distance <= limit:
                 raise UserError(
-                    f"r_{layer} as captured differs by {distance:.3g} of a row's norm from what a hook on entry to layer {layer} saw "
-                    f"(limit {limit:.3g}): the server captures another layer, or one that is not yet summed over its ranks"
+                    f"r_{layer} as captured differs by {distance:.3g} of a row's norm from what a"
+                    f" hook on entry to layer {layer} saw (limit {limit:.3g}): the server captures"
+                    " another layer, or one that is not yet summed over its ranks"
                 )
             largest = max(largest, distance)
     return largest
 
 
-def _plan(tokens: ShardTokens, spec: CaptureSpec) -> dict[str, Any]:
-    entry = {"shard_id": tokens.shard_id, "samples": len(tokens.sample_ids), "tokens": len(tokens.input_ids)}
-    return {
-        "capture": {**dataclasses.asdict(spec), "key": spec.key},
-        "shards": [entry],
-        "checks": {"probe_fraction": _OPTIONS.probe_fraction, "probe_minimum": _OPTIONS.probe_minimum},
-    }
+def _planned(tokens: ShardTokens, spec: CaptureSpec) -> PlannedShard:
+    samples, count = len(tokens.sample_ids), len(tokens.input_ids)
+    return PlannedShard(
+        shard_id=tokens.shard_id,
+        source="self-test",
+        samples=samples,
+        tokens=count,
+        supervised_tokens=int(tokens.loss_mask.sum()),
+        bytes=spec.shard_bytes(samples=samples, tokens=count),
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--address", type=Path, required=True, help="address file of the server to test")
+    parser.add_argument(
+        "--address", type=Path, required=True, help="address file of the server to test"
+    )
     parser.add_argument("--plan", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--root", type=Path, required=True, help="folder below which the server writes")
+    parser.add_argument(
+        "--root", type=Path, required=True, help="folder below which the server writes"
+    )
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
-    address, spec = read_address(arguments.address), CaptureSpec.from_plan(arguments.plan)
-    endpoint = Endpoint(url=address.url, api_key=address.api_key, root=arguments.root, fresh_namespace=address.launcher == "external")
+    address, spec = read_address(arguments.address), Plan.read(arguments.plan).capture
+    endpoint = Endpoint(
+        url=address.url,
+        api_key=address.api_key,
+        root=arguments.root,
+        fresh_namespace=address.launcher == "external",
+    )
     attestation = attest(endpoint, spec=spec, model=arguments.model)
-    # replicas are tested at the same time, also on other nodes; the last one's attestation stays
-    partial = arguments.output.with_suffix(f".{socket.gethostname()}.{os.getpid()}")
-    partial.write_text(json.dumps({**attestation, "launcher": address.launcher}, indent=1))
-    publish(partial, arguments.output)
+    # Replicas are tested at the same time, also on other nodes. The last attestation stays.
+    publish_json({**attestation, "launcher": address.launcher}, arguments.output)
 
 
 if __name__ == "__main__":
-    run(main)
+    run_command(main)

@@ -1,8 +1,11 @@
-"""Put the radix cache's fault into a speculators export, the way it goes unnoticed: short captures, padded to fit.
+"""The radix cache's fault, put into a speculators export in the way that goes unnoticed: short
+captures, padded to fit.
 
-A server with its cache on computes only the rows that no earlier request had, so that the states of a sample come back without those of
-the prefix that it shares with one before it. A tool that "repairs" this appends zeros until the lengths agree. Both are done here to whole
-captures: for sample i, c rows are cached (its longest common prefix with samples 0..i-1), rows c.. move to the front, c zero rows follow.
+A server with its cache on computes only the rows that no earlier request had. The states of a
+sample come back without the rows of the prefix that it shares with an earlier sample. A tool that
+"repairs" this appends zeros until the lengths agree. This script does both to whole captures: for
+sample i, c rows are cached (its longest common prefix with samples 0..i-1), rows c.. move to the
+front, and c zero rows follow.
 """
 
 import argparse
@@ -14,7 +17,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from draftstates.cli import run
+from draftstates.errors import run_command
 
 
 class PrefixTree:
@@ -24,7 +27,9 @@ class PrefixTree:
         self._root: dict = {}
 
     def insert(self, ids: list[int]) -> int:
-        """Add a sample; returns how many of its first tokens were there. The last token is always computed."""
+        """Add a sample; return how many of its first tokens the cache held. The server always
+        computes the last token.
+        """
         node, shared = self._root, 0
         for token in ids:
             if token in node:
@@ -34,20 +39,29 @@ class PrefixTree:
 
 
 def damaged(states: torch.Tensor, cached: int) -> torch.Tensor:
-    """States [n, ...] as they come back where `cached` rows were, with zeros appended."""
+    """Return states [n, ...] as they come back when `cached` rows are missing, zeros appended."""
     return torch.cat([states[cached:], torch.zeros_like(states[:cached])])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--export", type=Path, required=True, help="folder of a speculators export")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
     shutil.rmtree(arguments.output, ignore_errors=True)
-    shutil.copytree(arguments.export, arguments.output, ignore=shutil.ignore_patterns("hs_*", "export.json", "ledger.jsonl"))
+    shutil.copytree(
+        arguments.export,
+        arguments.output,
+        ignore=shutil.ignore_patterns("hs_*", "export.json", "ledger.jsonl"),
+    )
     (arguments.output / "hidden_states").mkdir(exist_ok=True)
     tree, cached, total = PrefixTree(), 0, 0
-    files = sorted((arguments.export / "hidden_states").iterdir(), key=lambda path: int(path.stem.removeprefix("hs_")))
+    files = sorted(
+        (arguments.export / "hidden_states").iterdir(),
+        key=lambda path: int(path.stem.removeprefix("hs_")),
+    )
     for path in files:
         tensors = load_file(path)
         shared = tree.insert(tensors["token_ids"].tolist())
@@ -56,8 +70,11 @@ def main() -> None:
         cached, total = cached + shared, total + len(tensors["token_ids"])
     figures = {"samples": len(files), "tokens": total, "cached_tokens": cached}
     (arguments.output / "damage.json").write_text(json.dumps(figures))
-    print(f"{cached:,} of {total:,} rows lost to the cache and padded, in {len(files):,} samples", file=sys.stderr)
+    print(
+        f"{cached:,} of {total:,} rows lost to the cache and padded, in {len(files):,} samples",
+        file=sys.stderr,
+    )
 
 
 if __name__ == "__main__":
-    run(main)
+    run_command(main)

@@ -1,6 +1,8 @@
-"""Run speculators' own command line, on a CPU too: `train.py train --speculator-type eagle3 ...` is `speculators train ...`.
+"""speculators' own command line, on a CPU too: `train.py train --speculator-type eagle3 ...` is
+`speculators train ...`.
 
-Its trainer takes an accelerator for granted. Where there is none, the CPU is put in its place; nothing else of it changes.
+Its trainer takes an accelerator for granted. On a machine without one, this script puts the CPU in
+its place and changes nothing else.
 """
 
 import sys
@@ -9,8 +11,10 @@ import torch
 
 
 def use_cpu() -> None:
-    """Make torch and the trainer name the CPU where they would name an accelerator."""
-    torch.accelerator.current_accelerator = lambda check_available=False: None if check_available else torch.device("cpu")
+    """Have torch and the trainer name the CPU in place of an accelerator."""
+    torch.accelerator.current_accelerator = lambda check_available=False: (
+        None if check_available else torch.device("cpu")
+    )
     torch.accelerator.is_available = lambda: False
     torch.accelerator.synchronize = lambda *_: None
 

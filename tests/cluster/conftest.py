@@ -1,4 +1,4 @@
-"""A Slurm cluster of this one machine, for the session."""
+"""Slurm cluster of this one machine, for the session."""
 
 import os
 import shutil
@@ -16,10 +16,15 @@ NEEDED = ("slurmctld", "slurmd", "munged")
 
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[None]:
-    """Slurm runs; without its packages the tests here are skipped by name."""
-    missing = [name for name in NEEDED if not shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")]
+    """Start Slurm; without its packages the tests here are skipped by name."""
+    missing = [
+        name for name in NEEDED if not shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
+    ]
     if missing or os.geteuid() != 0:
-        pytest.skip(f"needs root and Slurm (apt-get install --no-install-recommends slurm-wlm munge); missing: {missing or 'root'}")
+        pytest.skip(
+            "needs root and Slurm (apt-get install --no-install-recommends slurm-wlm munge);"
+            f" missing: {missing or 'root'}"
+        )
     subprocess.run([SCRIPT, "start"], check=True)
     yield
     subprocess.run([SCRIPT, "stop"], check=True)
@@ -27,7 +32,7 @@ def slurm() -> Iterator[None]:
 
 @pytest.fixture
 def cluster(slurm: None, play: Playground) -> Iterator[Cluster]:
-    """A folder that all nodes see, here the same one; no job is left afterwards."""
+    """Yield a folder that all nodes see, here the same one; leave no job afterwards."""
     subprocess.run(["scontrol", "update", "PartitionName=gpu", "State=UP"], check=True)
     yield Cluster(play)
     subprocess.run(["scancel", "--user", "root"], check=True)

@@ -1,4 +1,4 @@
-"""The lease on server jobs, without Snakemake: who gets which server, when one is replaced, when all end."""
+"""The lease on server jobs, without Snakemake: assignment, replacement and end of servers."""
 
 import json
 import os
@@ -21,10 +21,14 @@ def pid_at(address: Address) -> int:
 
 
 def with_time_limit(minutes: int) -> list[str]:
-    return [argument for argument in SBATCH if not argument.startswith("--time")] + [f"--time={minutes}"]
+    return [argument for argument in SBATCH if not argument.startswith("--time")] + [
+        f"--time={minutes}"
+    ]
 
 
-def test_before_its_time_limit_a_server_takes_no_more_work_and_another_takes_over(cluster: Cluster) -> None:
+def test_before_its_time_limit_a_server_takes_no_more_work_and_another_takes_over(
+    cluster: Cluster,
+) -> None:
     settings = cluster.settings(sbatch=with_time_limit(1), slurm={"drain_seconds": 45.0})
     with lease(settings) as old:
         first = pid_at(old)
@@ -34,15 +38,26 @@ def test_before_its_time_limit_a_server_takes_no_more_work_and_another_takes_ove
                 return pid_at(address) != first
 
         eventually(moved, within=40, what="a new server has taken over")
-        assert pid_at(old) == first  # what it has begun it may finish
+        # The old server may finish the requests that it has begun.
+        assert pid_at(old) == first
         assert len(cluster.jobs("gpu")) == 2
-    eventually(lambda: len(cluster.jobs("gpu")) == 1, within=10, what="the old server, done with its work, is cancelled")
+    eventually(
+        lambda: len(cluster.jobs("gpu")) == 1,
+        within=10,
+        what="the old server, done with its work, is cancelled",
+    )
     assert "has failed" not in cluster.log()
 
 
 def test_a_time_limit_that_leaves_no_time_for_work_is_named(cluster: Cluster) -> None:
     settings = cluster.settings(sbatch=with_time_limit(1), slurm={"drain_seconds": 90.0})
-    with pytest.raises(UserError, match=r"has (60|59|58|57) s left .*it takes no work in the last 90 s: raise --time"), lease(settings):
+    with (
+        pytest.raises(
+            UserError,
+            match=r"has (60|59|58|57) s left .*it takes no work in the last 90 s: raise --time",
+        ),
+        lease(settings),
+    ):
         pass
 
 
@@ -58,9 +73,17 @@ def test_idle_servers_end_but_not_before_as_long_as_their_start_took(cluster: Cl
         assert pid_at(address) != first
 
 
-def test_a_server_that_cannot_start_is_told_with_its_last_lines_and_without_its_key(cluster: Cluster) -> None:
+def test_a_server_that_cannot_start_is_told_with_its_last_lines_and_without_its_key(
+    cluster: Cluster,
+) -> None:
     with (
-        pytest.raises(UserError, match=r"(?s)server job \d+ on .*exited with status 3.*line 99\nno such model api-key: <api key>"),
+        pytest.raises(
+            UserError,
+            match=(
+                r"(?s)server job \d+ on .*exited with status 3.*line 99\nno such model api-key:"
+                r" <api key>"
+            ),
+        ),
         lease(cluster.settings("--break", replicas=2)),
     ):
         pass
@@ -68,21 +91,33 @@ def test_a_server_that_cannot_start_is_told_with_its_last_lines_and_without_its_
 
 
 def test_a_server_that_fails_its_selftest_is_given_to_nobody(cluster: Cluster) -> None:
-    settings = cluster.settings(selftest=[sys.executable, "-c", "import sys; sys.exit('probe rows differ')"])
-    with pytest.raises(UserError, match=r"(?s)failed its self-test \(status 1\):\nprobe rows differ"), lease(settings):
+    settings = cluster.settings(
+        selftest=[sys.executable, "-c", "import sys; sys.exit('the rows differ')"]
+    )
+    with (
+        pytest.raises(UserError, match=r"(?s)failed its self-test \(status 1\):\nthe rows differ"),
+        lease(settings),
+    ):
         pass
     eventually(lambda: not cluster.jobs(), within=10, what="no job is left")
 
 
 def test_what_slurm_refuses_is_told_in_its_words(cluster: Cluster) -> None:
     settings = cluster.settings(sbatch=["--partition=nowhere"])
-    with pytest.raises(UserError, match=r"(?s)sbatch --partition=nowhere failed: .*invalid partition"), lease(settings):
+    with (
+        pytest.raises(
+            UserError, match=r"(?s)sbatch --partition=nowhere failed: .*invalid partition"
+        ),
+        lease(settings),
+    ):
         pass
 
 
 def test_a_server_that_dies_under_a_lease_is_in_the_error(cluster: Cluster) -> None:
     with (
-        pytest.raises(UserError, match=r"(?s)refused.*the server was ended by SIGKILL; the last lines"),
+        pytest.raises(
+            UserError, match=r"(?s)refused.*the server was ended by SIGKILL; the last lines"
+        ),
         lease(cluster.settings()) as address,
     ):
         os.kill(pid_at(address), signal.SIGKILL)
@@ -91,7 +126,12 @@ def test_a_server_that_dies_under_a_lease_is_in_the_error(cluster: Cluster) -> N
 
 def test_an_interface_that_a_node_does_not_have_is_named(cluster: Cluster) -> None:
     settings = cluster.settings(slurm={"interface": "ib7"})
-    with pytest.raises(UserError, match="server.slurm.interface: ib7 has no IPv4 address on .*; found .*lo"), lease(settings):
+    with (
+        pytest.raises(
+            UserError, match="server.slurm.interface: ib7 has no IPv4 address on .*; found .*lo"
+        ),
+        lease(settings),
+    ):
         pass
 
 
@@ -99,14 +139,32 @@ def test_a_client_killed_without_a_word_counts_no_longer(cluster: Cluster) -> No
     settings = cluster.settings(replicas=2)
     with lease(settings) as kept:
         (cluster.play.folder / "settings.json").write_text(settings.to_json())
-        command = [sys.executable, str(FILES / "shard.py"), "out.txt", "--seconds", "600", "--fail", "none"]
-        client = subprocess.Popen(command, cwd=cluster.play.folder, stdout=subprocess.PIPE, text=True)
+        command = [
+            sys.executable,
+            str(FILES / "shard.py"),
+            "out.txt",
+            "--seconds",
+            "600",
+            "--fail",
+            "none",
+        ]
+        client = subprocess.Popen(
+            command, cwd=cluster.play.folder, stdout=subprocess.PIPE, text=True
+        )
         assert client.stdout is not None
         assert client.stdout.readline().startswith("leased")
         client.kill()
         client.wait()
-        with lease(settings) as other, lease(settings):  # one on each server beside the dead client's
+        with (
+            lease(settings) as other,
+            lease(settings),
+            # One lease on each server beside the dead client's.
+        ):
             pass
-        eventually(lambda: f"process {client.pid}" in cluster.log(), within=HEARTBEAT_SECONDS + 3, what="the dead client is noticed")
+        eventually(
+            lambda: f"process {client.pid}" in cluster.log(),
+            within=HEARTBEAT_SECONDS + 3,
+            what="the dead client is noticed",
+        )
         with lease(settings) as other:
             assert other.url != kept.url

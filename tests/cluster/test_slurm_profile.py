@@ -1,4 +1,4 @@
-"""The workflow through profiles/slurm, of which only what differs by site is changed."""
+"""The demo's first rows through profiles/slurm, changed only where sites differ."""
 
 import json
 import os
@@ -11,10 +11,19 @@ from typing import Any
 import pytest
 import yaml
 from cluster_harness import Cluster
-from lease_harness import eventually
+from lease_harness import FILES, eventually
 
 REPOSITORY = Path(__file__).parents[2]
-COPIED = ("Snakefile", "rules", "scripts", "draftstates", "schemas", "profiles", "examples", "config.yaml")
+COPIED = (
+    "Snakefile",
+    "rules",
+    "scripts",
+    "draftstates",
+    "schemas",
+    "profiles",
+    "examples",
+    "config.yaml",
+)
 SERVER_JOB = ["--partition=gpu", "--gpus=test:1", "--cpus-per-task=2", "--mem=8G", "--time=60"]
 
 
@@ -27,17 +36,35 @@ def copy_workflow(folder: Path, model: Path) -> None:
     path = folder / "profiles/slurm/profile.yaml"
     profile = yaml.safe_load(path.read_text())
     server = profile["config"]["server"]
-    server |= {"tensor_parallel": 1, "device": "cpu", "slurm": {"sbatch": SERVER_JOB, "poll_seconds": 2}}
-    profile["slurm-init-seconds-before-status-checks"] = 5  # the jobs of these tests are short
+    server |= {
+        "tensor_parallel": 1,
+        "device": "cpu",
+        "slurm": {"sbatch": SERVER_JOB, "poll_seconds": 2},
+    }
     path.write_text(yaml.safe_dump(profile))
+    path = folder / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    config["data"]["sources"][0]["limit"] = 12
+    config["shards"] = {"min_bytes": "2MiB", "max_bytes": "6MiB"}
+    path.write_text(yaml.safe_dump(config))
+    shutil.copy2(FILES / "quick_looks.smk", folder)
+    with open(folder / "Snakefile", "a") as file:
+        file.write('\n\ninclude: "quick_looks.smk"\n')
 
 
 def snakemake(cluster: Cluster, *flags: str) -> str:
-    """Run Snakemake through the profile, which must do all its steps; what it printed."""
+    """Run Snakemake through the profile, which must do all its steps, and return its output."""
     folder = cluster.play.folder
     command = [sys.executable, "-m", "snakemake", "--workflow-profile", "profiles/slurm", *flags]
     environment = {**cluster.play.environment(), "PYTHONPATH": str(folder)}
-    done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     logs = "".join(path.read_text() for path in folder.glob("results/.server/*.log"))
     assert "steps (100%) done" in done.stdout, done.stdout + logs[-5000:]
     return done.stdout
@@ -47,26 +74,27 @@ def plan_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "results/plan.json").read_text())
 
 
-def test_the_steps_up_to_the_plan_are_cpu_jobs_and_need_no_server(cluster: Cluster, demo_model: Path) -> None:
-    copy_workflow(cluster.play.folder, demo_model)
-    said = snakemake(cluster, "results/plan.json")
-    assert said.count("has been submitted with SLURM jobid") == 2
-    assert plan_of(cluster.play.folder)["shards"]
-    assert not (cluster.play.folder / "results/.server/server.log").exists()
-    assert not cluster.jobs()
-
-
 @pytest.mark.server
 @pytest.mark.timeout(2400)
-def test_the_whole_demo_runs_on_a_cluster_and_a_deleted_shard_alone_is_made_again(cluster: Cluster, demo_model: Path) -> None:
+def test_the_demo_runs_on_a_cluster_and_a_deleted_shard_alone_is_made_again(
+    cluster: Cluster, demo_model: Path
+) -> None:
+    """The steps up to the plan come first: they are CPU jobs and need no server."""
     folder = cluster.play.folder
     copy_workflow(folder, demo_model)
+    said = snakemake(cluster, "results/plan.json")
+    assert said.count("has been submitted with SLURM jobid") == 2
+    assert plan_of(folder)["shards"]
+    assert not (folder / "results/.server/server.log").exists()
+    assert not cluster.jobs()
     said = snakemake(cluster)
     shards = plan_of(folder)["shards"]
     assert said.count("(Rule: extract)") == len(shards) > 1
-    run = folder / "results" / plan_of(folder)["run"]
+    run = folder / "results" / plan_of(folder)["capture_folder"]
     manifest = json.loads((run / "manifest.json").read_text())
-    assert {entry["shard_id"] for entry in manifest["shards"]} == {entry["shard_id"] for entry in shards}
+    assert {entry["shard_id"] for entry in manifest["shards"]} == {
+        entry["shard_id"] for entry in shards
+    }
     assert json.loads((run / "server.json").read_text())["flags"]["device"] == "cpu"
     log = (folder / "results/.server/supervisor.log").read_text()
     assert log.count("is job") == 1, log
@@ -78,4 +106,7 @@ def test_the_whole_demo_runs_on_a_cluster_and_a_deleted_shard_alone_is_made_agai
     assert again.count("(Rule: extract)") == 1
     assert again.count("(Rule: manifest)") == 1
     after = {path: path.stat().st_mtime_ns for path in run.glob("shards/*.safetensors")}
-    assert {path for path in before if before[path] != after[path]} <= {gone, gone.with_suffix(".probe.safetensors")}
+    assert {path for path in before if before[path] != after[path]} <= {
+        gone,
+        gone.with_suffix(".recaptures.safetensors"),
+    }

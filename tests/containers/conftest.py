@@ -11,7 +11,7 @@ from container_harness import INSTALLED, build, make_code
 
 @pytest.fixture(scope="session", autouse=True)
 def apptainer() -> Iterator[None]:
-    """Apptainer is on the path; without it the tests here are skipped by name."""
+    """Put Apptainer on the path; without it the tests here are skipped by name."""
     if not (INSTALLED / "done").exists() or os.geteuid() != 0:
         pytest.skip("needs root and Apptainer as tests/containers/install.sh installs it on Debian")
     with pytest.MonkeyPatch.context() as patch:
@@ -22,7 +22,7 @@ def apptainer() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The workflow's folder that the images are made from."""
+    """Make the workflow's folder that the images are made from."""
     folder = tmp_path_factory.mktemp("containers") / "code"
     make_code(folder)
     return folder
@@ -30,5 +30,5 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def images(apptainer: None, code: Path) -> dict[str, Path]:
-    """`tools` and `sglang`, by the project's own definitions."""
+    """Build `tools` and `sglang`, by the project's own definitions."""
     return build(code)

@@ -1,6 +1,7 @@
-"""Run a command as root of a user namespace in which every id is itself: `namespace_root.py COMMAND...`.
+"""Runner of a command as root of a user namespace: `namespace_root.py COMMAND...`.
 
-Apptainer's builds ask for every capability there is, and a virtual machine's root may lack one; root of a namespace has all.
+Every id is itself in the namespace. Apptainer's builds ask for all capabilities. A virtual
+machine's root may lack one; root of a namespace has all.
 """
 
 import ctypes

@@ -1,6 +1,8 @@
-"""A server in a container ends as one on the host does: whatever is killed, no process of it is left, no mount and no loop device."""
+"""The end of a server in a container, which is the same as on the host.
 
-import dataclasses
+Whatever is killed, no process, mount or loop device of it is left.
+"""
+
 import os
 import signal
 import subprocess
@@ -18,24 +20,40 @@ from draftstates.server.settings import ServerSettings
 
 
 def contained(play: Playground, image: Path, *stub: str) -> ServerSettings:
-    """A stub server in the image, which sees its own script and the playground."""
+    """Return a stub server in the image, which sees its own script and the playground."""
     settings = play.settings(*stub, idle_seconds=600.0)
     shown = ["--bind", f"{FILES}:{FILES}:ro", "--bind", str(play.folder)]
-    changes = {"command": ["{python}", *settings.command[1:]], "image": image, "image_args": shown, "scratch": play.folder / "scratch"}
-    return dataclasses.replace(settings, **changes)
+    changes = {
+        "command": ["{python}", *settings.command[1:]],
+        "image": image,
+        "image_args": shown,
+        "scratch": play.folder / "scratch",
+    }
+    return settings.model_copy(update=changes)
 
 
 def gone(play: Playground, image: Path) -> None:
-    """Nothing is left, of whatever parent: containers' processes have titles of their own."""
+    """Wait until nothing is left of the playground and the image.
+
+    Processes count whatever their parent is: containers' processes have titles of their own.
+    """
     words = (str(play.folder), image.name)
-    eventually(lambda: not traces(*words) and not play.survivors(), within=15, what=f"nothing is left of {traces(*words)}")
+    eventually(
+        lambda: not traces(*words) and not play.survivors(),
+        within=15,
+        what=f"nothing is left of {traces(*words)}",
+    )
 
 
-def test_a_server_in_an_image_serves_and_ends_when_idle(play: Playground, images: dict[str, Path]) -> None:
+def test_a_server_in_an_image_serves_and_ends_when_idle(
+    play: Playground, images: dict[str, Path]
+) -> None:
     settings = contained(play, images["sglang"], "--helpers", "2")
     with lease(settings) as address:
         assert "pid" in ask(address.url, address.api_key)
-        assert [line for line in traces(images["sglang"].name) if "runtime parent" in line], "it runs in no container"
+        assert [line for line in traces(images["sglang"].name) if "runtime parent" in line], (
+            "it runs in no container"
+        )
         os.kill(find(play, "draftstates.server.supervisor")[0], signal.SIGTERM)
     gone(play, images["sglang"])
 
@@ -53,7 +71,7 @@ def kill_keeper(play: Playground, owner: subprocess.Popen) -> None:
 
 
 def kill_runtime(play: Playground, owner: subprocess.Popen) -> None:
-    """Apptainer's own process, whose child is the server."""
+    """Kill Apptainer's own process, whose child is the server."""
     (parent,) = [line for line in traces("Apptainer runtime parent") if "sglang" in line]
     os.kill(int(parent.split()[1].rstrip(":")), signal.SIGKILL)
 
@@ -63,17 +81,27 @@ def kill_server(play: Playground, owner: subprocess.Popen) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_nothing_is_left_when_snakemake_ends(play: Playground, images: dict[str, Path], number: signal.Signals) -> None:
-    """KILL reaches Snakemake alone, the others all that its terminal runs."""
-    run = play.snakemake(contained(play, images["sglang"], "--helpers", "1"), "--cores", "2", shards=2, seconds=600.0)
-    eventually(lambda: (play.folder / "state/address.json").exists(), within=60, what=f"the server is announced; {play.said()}")
+def test_nothing_is_left_when_snakemake_ends(
+    play: Playground, images: dict[str, Path], number: signal.Signals
+) -> None:
+    """KILL reaches Snakemake alone; the other signals reach all processes of its terminal."""
+    run = play.snakemake(
+        contained(play, images["sglang"], "--helpers", "1"), "--cores", "2", shards=2, seconds=600.0
+    )
+    eventually(
+        lambda: (play.folder / "state/address.json").exists(),
+        within=300,
+        what=f"the server is announced; {play.said()}",
+    )
     assert [line for line in traces(images["sglang"].name) if "runtime parent" in line]
     run.kill() if number == signal.SIGKILL else os.killpg(run.pid, number)
     run.wait(timeout=30)
     gone(play, images["sglang"])
 
 
-@pytest.mark.parametrize("end", [kill_owner, kill_supervisor, kill_keeper, kill_runtime, kill_server])
+@pytest.mark.parametrize(
+    "end", [kill_owner, kill_supervisor, kill_keeper, kill_runtime, kill_server]
+)
 def test_nothing_is_left_of_a_container(
     play: Playground, images: dict[str, Path], end: Callable[[Playground, subprocess.Popen], None]
 ) -> None:
@@ -81,14 +109,34 @@ def test_nothing_is_left_of_a_container(
     settings = contained(play, images["sglang"], "--helpers", "2", "--stubborn")
     (play.folder / "settings.json").write_text(settings.to_json())
     owner = subprocess.Popen(["sleep", "600"])
-    command = [sys.executable, str(FILES / "shard.py"), "out.txt", "--seconds", "600", "--fail", "none"]
-    client = subprocess.Popen(command, cwd=play.folder, env={**play.environment(), OWNER_VARIABLE: str(Process.of(owner.pid))})
+    command = [
+        sys.executable,
+        str(FILES / "shard.py"),
+        "out.txt",
+        "--seconds",
+        "600",
+        "--fail",
+        "none",
+    ]
+    client = subprocess.Popen(
+        command,
+        cwd=play.folder,
+        env={**play.environment(), OWNER_VARIABLE: str(Process.of(owner.pid))},
+    )
     try:
-        eventually(lambda: (play.folder / "state/address.json").exists(), within=60, what="the server is announced")
+        eventually(
+            lambda: (play.folder / "state/address.json").exists(),
+            within=300,
+            what="the server is announced",
+        )
         before = set(find(play, "stub_server.py", "--host"))
         end(play, owner)
-        # a client that was still waiting for its lease has another server started, as it should
-        eventually(lambda: not before & set(find(play, "stub_server.py", "--host")), within=20, what="server and keeper have ended")
+        # A client that still waits for its lease starts another server, as it should.
+        eventually(
+            lambda: not before & set(find(play, "stub_server.py", "--host")),
+            within=20,
+            what="server and keeper have ended",
+        )
         client.terminate()
         client.wait(timeout=20)
         owner.kill()

@@ -1,4 +1,7 @@
-"""A slice of the demo from conversations to the manifest: every step in the tools image, the real server in its own."""
+"""A slice of the demo from conversations to the manifest, in images.
+
+Every step runs in the tools image, the real server in its own.
+"""
 
 import json
 import os
@@ -16,48 +19,84 @@ from container_harness import REPOSITORY, SITE_PACKAGES, traces
 from lease_harness import eventually
 from spython.main import Client
 
+from draftstates.config import resolve
 from draftstates.containers import STEP_VARIABLES, image_path, step_environment
 
 STEPS = ("tokenise", "plan", "server", "extract", "verify", "manifest")
 
 
-def configuration(code: Path, images: dict[str, Path], model: Path, **changes: Any) -> dict[str, Any]:
-    """The demo's, but for rows and folders; data and results lie outside of the code."""
+def configuration(
+    code: Path, images: dict[str, Path], model: Path, **changes: Any
+) -> dict[str, Any]:
+    """Return the demo's configuration with other rows and folders.
+
+    Data and results lie outside of the code.
+    """
     config = yaml.safe_load((REPOSITORY / "config.yaml").read_text())
     data = code.parent / "data"
     data.mkdir(exist_ok=True)
     shutil.copy(REPOSITORY / "examples/conversations.jsonl", data)
-    config["data"]["sources"] = [{"name": "demo", "files": [str(data / "conversations.jsonl")], "limit": 12}]
+    config["data"]["sources"] = [
+        {"name": "demo", "files": [str(data / "conversations.jsonl")], "limit": 12}
+    ]
     config["model"] = {"path": str(model.resolve())}
     config["shards"] = {"min_bytes": "2MiB", "max_bytes": "6MiB"}
     config["results"] = str(code.parent / "results")
     config["containers"] = {
         "tools": os.path.relpath(images["tools"], code),
         "sglang": os.path.relpath(images["sglang"], code),
-        "sglang_args": ["--bind", f"{SITE_PACKAGES}:{SITE_PACKAGES}:ro", "--env", f"PYTHONPATH=/opt/draftstates:{SITE_PACKAGES}"],
+        "sglang_args": [
+            "--bind",
+            f"{SITE_PACKAGES}:{SITE_PACKAGES}:ro",
+            "--env",
+            f"PYTHONPATH=/opt/draftstates:{SITE_PACKAGES}",
+        ],
     }
     return {**config, **changes}
 
 
 def arguments(
-    code: Path, config: dict[str, Any], *flags: str, contained: bool, environment: dict[str, str] | None = None
+    code: Path,
+    config: dict[str, Any],
+    *flags: str,
+    contained: bool,
+    environment: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What starts Snakemake. The packages, which the images lack, are shown to the containers."""
+    """Return the command that starts Snakemake.
+
+    The images lack the packages, so they are shown to the containers.
+    """
     (code / "config.yaml").write_text(yaml.safe_dump(config))
     command = [sys.executable, "-m", "snakemake", "--cores", "2", *flags]
     if contained:
         command += ["--software-deployment-method", "apptainer"]
-    own = {name: value for name, value in os.environ.items() if name not in (*STEP_VARIABLES, "DRAFTSTATES_OWNER")}
-    shown = {"PYTHONPATH": f"{code}:{SITE_PACKAGES}", "APPTAINER_BIND": f"{SITE_PACKAGES}:{SITE_PACKAGES}:ro"}
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in (*STEP_VARIABLES, "DRAFTSTATES_OWNER")
+    }
+    shown = {
+        "PYTHONPATH": f"{code}:{SITE_PACKAGES}",
+        "APPTAINER_BIND": f"{SITE_PACKAGES}:{SITE_PACKAGES}:ro",
+    }
     return {"args": command, "cwd": code, "env": {**own, **shown, **(environment or {})}}
 
 
-def snakemake(code: Path, config: dict[str, Any], *flags: str, contained: bool = True, status: int = 0, **more: Any) -> str:
-    """Run Snakemake to its end, which must have this status; what it printed."""
+def snakemake(
+    code: Path,
+    config: dict[str, Any],
+    *flags: str,
+    contained: bool = True,
+    status: int = 0,
+    **more: Any,
+) -> str:
+    """Run Snakemake to its end, which must have this status, and return its output."""
     start = arguments(code, config, *flags, contained=contained, **more)
     done = subprocess.run(**start, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     log = Path(config["results"]) / ".server" / "server.log"
-    assert done.returncode == status, done.stdout + (log.read_text()[-5000:] if log.exists() else "")
+    assert done.returncode == status, done.stdout + (
+        log.read_text()[-5000:] if log.exists() else ""
+    )
     return done.stdout
 
 
@@ -71,7 +110,7 @@ def manifest_of(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def captures(config: dict[str, Any]) -> dict[str, Any]:
-    """When each shard was made, and how often a server was started."""
+    """Return the time at which each shard was made, and the number of server starts."""
     results = Path(config["results"])
     shards = {path.name: path.stat().st_mtime_ns for path in results.glob("*/shards/*.safetensors")}
     return {**shards, "starts": (results / ".server/server.log").read_text().count("\n--- 20")}
@@ -83,20 +122,36 @@ def config(code: Path, images: dict[str, Path], demo_model: Path) -> dict[str, A
 
 
 @pytest.fixture(scope="module")
-def finished(code: Path, images: dict[str, Path], config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What two runs printed: one whose Snakemake is killed as soon as the server is there, and the one after that."""
+def finished(
+    code: Path,
+    images: dict[str, Path],
+    config: dict[str, Any],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> list[str]:
+    """Return the output of two runs.
+
+    The first run's Snakemake is killed as soon as its server runs; the second run completes the
+    work.
+    """
     results = Path(config["results"])
     log = tmp_path_factory.mktemp("killed") / "log"
     with open(log, "w") as output:
-        run = subprocess.Popen(**arguments(code, config, contained=True), stdout=output, stderr=output, start_new_session=True)
+        run = subprocess.Popen(
+            **arguments(code, config, contained=True),
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
         try:
             eventually(
-                lambda: (results / ".server/address.json").exists() or run.poll() is not None, within=600, what="the server is announced"
+                lambda: (results / ".server/address.json").exists() or run.poll() is not None,
+                within=600,
+                what="the server is announced",
             )
             assert run.poll() is None, log.read_text()
             names = (images["tools"].name, images["sglang"].name)
             for name in names:
-                # between two steps nothing runs in the image of the steps
+                # Between two steps no process runs in the image of the steps.
                 eventually(
                     lambda name=name: [line for line in traces(name) if "runtime parent" in line],
                     within=30,
@@ -113,11 +168,15 @@ def finished(code: Path, images: dict[str, Path], config: dict[str, Any], tmp_pa
 
 @pytest.mark.server
 @pytest.mark.timeout(1500)
-def test_every_step_ran_in_the_image_that_the_manifest_names(finished: list[str], config: dict[str, Any], images: dict[str, Path]) -> None:
+def test_every_step_ran_in_the_image_that_the_manifest_names(
+    finished: list[str], config: dict[str, Any], images: dict[str, Path]
+) -> None:
     last = finished[-1]
     assert last.count("Activating singularity image") == jobs(last, "(?!all:)[a-z_]+") >= 5
     manifest = manifest_of(config)
-    jsonschema.validate(manifest, yaml.safe_load((REPOSITORY / "schemas/manifest.schema.yaml").read_text()))
+    jsonschema.validate(
+        manifest, yaml.safe_load((REPOSITORY / "schemas/manifest.schema.yaml").read_text())
+    )
     expected = {step: [images["sglang" if step == "server" else "tools"].name] for step in STEPS}
     assert manifest["images"] == expected
     assert manifest["totals"]["rows_in"] == 12
@@ -133,7 +192,9 @@ def test_containers_off_and_other_images_capture_nothing_again(
     on_host = snakemake(code, {**config, "containers": {}}, contained=False)
     assert (jobs(on_host, "extract"), jobs(on_host, "server")) == (0, 0)
     assert captures(config) == before
-    assert jobs(on_host, "verify") == len(manifest_of(config)["shards"]), "no step ran again, so this shows nothing"
+    assert jobs(on_host, "verify") == len(manifest_of(config)["shards"]), (
+        "no step ran again, so this shows nothing"
+    )
     assert manifest_of(config)["images"]["verify"] == [None]
     assert manifest_of(config)["images"]["server"] == [images["sglang"].name]
     lock = code / "envs/tools.lock"
@@ -141,7 +202,10 @@ def test_containers_off_and_other_images_capture_nothing_again(
     try:
         lock.write_text(f"{kept}# another\n")
         shutil.copy(images["tools"], image_path("tools", code))
-        other = {**config, "containers": {"tools": os.path.relpath(image_path("tools", code), code)}}
+        other = {
+            **config,
+            "containers": {"tools": os.path.relpath(image_path("tools", code), code)},
+        }
         said = snakemake(code, other)
         assert (jobs(said, "extract"), jobs(said, "server")) == (0, 0)
         assert captures(config) == before
@@ -155,61 +219,100 @@ def test_images_that_are_missing_or_out_of_date_are_named_with_what_to_do(
 ) -> None:
     said = snakemake(code, {**config, "containers": {}}, status=1)
     assert "containers.tools: missing" in said and "make images" in said
-    said = snakemake(code, {**config, "containers": {"tools": "envs/tools-000000000000.sif"}}, status=1)
-    assert "containers.tools: envs/tools-000000000000.sif is not there: build it with `make images`" in said
-    module = code / "draftstates/wire.py"
+    said = snakemake(
+        code, {**config, "containers": {"tools": "envs/tools-000000000000.sif"}}, status=1
+    )
+    assert (
+        "containers.tools: envs/tools-000000000000.sif is not there: build it with `make images`"
+        in said
+    )
+    module = code / "draftstates/extract/protocol.py"
     kept = module.read_text()
     try:
         module.write_text(f"{kept}\n")
         said = snakemake(code, config, "--dry-run", contained=False, status=1)
-        assert f"containers.sglang: envs/{images['sglang'].name} was made of other parts than lie here now" in said
+        assert (
+            f"containers.sglang: envs/{images['sglang'].name} was made of other parts than lie"
+            " here now" in said
+        )
     finally:
         module.write_text(kept)
 
 
-def test_the_steps_up_to_the_plan_need_no_network_at_all(code: Path, config: dict[str, Any], tmp_path: Path) -> None:
-    """In a network of their own, which has nothing but a loopback."""
+def test_the_steps_up_to_the_plan_need_no_network_at_all(
+    code: Path, config: dict[str, Any], tmp_path: Path
+) -> None:
+    """The steps run in a network of their own, which has only a loopback."""
     offline = {**config, "results": str(tmp_path / "results")}
     alone = {"APPTAINER_NET": "1", "APPTAINER_NETWORK": "none"}
     snakemake(code, offline, f"{tmp_path}/results/plan.json", environment=alone)
     assert json.loads((tmp_path / "results/plan.json").read_text())["shards"]
 
 
-def in_image(image: Path, script: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def in_image(
+    image: Path, script: str, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
     """Run a shell script in an image as Snakemake runs a step."""
     command = ["apptainer", "exec", "--home", os.getcwd(), image, "bash", "-c", script]
-    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
+    return subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True
+    )
 
 
 @pytest.mark.parametrize("name", ["tools", "sglang"])
 def test_an_image_asks_no_hub_and_tells_its_digest(name: str, images: dict[str, Path]) -> None:
-    done = in_image(images[name], "echo $HF_HUB_OFFLINE$TRANSFORMERS_OFFLINE$PYTHONNOUSERSITE; command -v python", {})
+    done = in_image(
+        images[name],
+        "echo $HF_HUB_OFFLINE$TRANSFORMERS_OFFLINE$PYTHONNOUSERSITE; command -v python",
+        {},
+    )
     assert done.stdout.split() == ["111", "/opt/venv/bin/python"]
     labels = Client.inspect(str(images[name]))["attributes"]["labels"]
     assert f"{labels['draftstates.image']}-{labels['draftstates.digest']}.sif" == images[name].name
 
 
 def test_a_step_writes_only_where_it_should(
-    code: Path, config: dict[str, Any], images: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: Path,
+    config: dict[str, Any],
+    images: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Tried are the folders that the configuration names, and those of the host that Apptainer shows by itself."""
+    """The step tries the folders that the configuration names, and those of the host.
+
+    Apptainer shows the latter by itself.
+    """
     monkeypatch.chdir(code)
     results, model, data = tmp_path / "results", tmp_path / "model", tmp_path / "data"
     for folder in (results, model, data):
         folder.mkdir()
     (data / "chats.jsonl").touch()
     config = {**config, "results": str(results), "model": {"path": str(model), "prepare": "none"}}
-    config["data"] = {"sources": [{"name": "a", "files": [str(data / "chats.jsonl")]}], "chat_template": None}
-    config["server"] = {"state": None, "api_key_file": None}
+    config["data"] = {
+        "sources": [{"name": "a", "files": [str(data / "chats.jsonl")]}],
+        "max_tokens": 8,
+    }
     (results / ".containers").mkdir()
-    environment = step_environment(config, code)
-    outside = [Path("/var/tmp"), Path("/tmp"), Path("/dev/shm"), Path("/usr"), Path("/root"), Path("/opt"), tmp_path]
+    environment = step_environment(resolve(config, origin="test"), code=code, work=code)
+    outside = [
+        Path("/var/tmp"),
+        Path("/tmp"),
+        Path("/dev/shm"),
+        Path("/usr"),
+        Path("/root"),
+        Path("/opt"),
+        tmp_path,
+    ]
     tried = [results, code, model, data, *outside]
-    script = "; ".join(f"touch {folder}/draftstates-was-here 2>/dev/null && echo {folder}" for folder in tried)
+    script = "; ".join(
+        f"touch {folder}/draftstates-was-here 2>/dev/null && echo {folder}" for folder in tried
+    )
     done = in_image(images["tools"], f"{script}; ls {data}", environment)
     written = [folder for folder in tried if (folder / "draftstates-was-here").exists()]
     for folder in written:
         (folder / "draftstates-was-here").unlink()
     assert written == [results, code], done.stdout + done.stderr
     assert "chats.jsonl" in done.stdout
-    assert (results / ".containers/tmp/draftstates-was-here").exists(), "its /tmp is not in the results"
+    assert (results / ".containers/tmp/draftstates-was-here").exists(), (
+        "its /tmp is not in the results"
+    )

@@ -7,9 +7,12 @@ import pytest
 import torch
 from conftest import assert_same
 
-from draftstates.dataset import ShardDataset
+from draftstates.shards.dataset import ShardDataset
 
-utils = pytest.importorskip("modelopt.torch.speculative.eagle.utils", reason="nvidia-modelopt is not installed here: make test-exports")
+utils = pytest.importorskip(
+    "modelopt.torch.speculative.eagle.utils",
+    reason="nvidia-modelopt is not installed here: make test-exports",
+)
 
 
 @pytest.mark.parametrize("final_norm", [None, "pre_norm"])

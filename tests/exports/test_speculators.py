@@ -1,4 +1,4 @@
-"""speculators 0.9 reads the export, and trains on what was captured."""
+"""speculators 0.9 reads the export, and trains on it."""
 
 import math
 from collections.abc import Callable
@@ -10,9 +10,11 @@ import torch
 from conftest import VOCAB, assert_same
 from safetensors.torch import load_file, save_file
 
-from draftstates.dataset import ShardDataset
+from draftstates.shards.dataset import ShardDataset
 
-data = pytest.importorskip("speculators.train.data", reason="speculators is not installed here: make test-exports")
+data = pytest.importorskip(
+    "speculators.train.data", reason="speculators is not installed here: make test-exports"
+)
 offline = pytest.importorskip("speculators.data_generation.offline")
 vocab_mapping = pytest.importorskip("speculators.train.vocab_mapping")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -23,8 +25,15 @@ def by_id(dataset: ShardDataset) -> dict[bytes, dict]:
     return {sample["input_ids"].numpy().tobytes(): sample for sample in samples}
 
 
-def test_its_dataset_gives_every_captured_sample(exported: Callable[..., Path], ours: Callable[..., ShardDataset]) -> None:
-    theirs = data.ArrowDataset(max_len=64, datapath=exported("speculators"), on_missing="raise", hidden_states_dtype=torch.bfloat16)
+def test_its_dataset_gives_every_captured_sample(
+    exported: Callable[..., Path], ours: Callable[..., ShardDataset]
+) -> None:
+    theirs = data.ArrowDataset(
+        max_len=64,
+        datapath=exported("speculators"),
+        on_missing="raise",
+        hidden_states_dtype=torch.bfloat16,
+    )
     expected = by_id(ours("speculators"))
     assert len(theirs) == len(expected) == 12
     for i in range(len(theirs)):
@@ -37,7 +46,9 @@ def test_its_dataset_gives_every_captured_sample(exported: Callable[..., Path], 
 def test_both_of_its_splits_are_there(exported: Callable[..., Path]) -> None:
     folder = exported("speculators")
     for split, samples in (("train", 9), ("val", 3)):
-        found = data.ArrowDataset(max_len=64, datapath=folder, on_missing="raise", train_ratio=0.75, split=split)
+        found = data.ArrowDataset(
+            max_len=64, datapath=folder, on_missing="raise", train_ratio=0.75, split=split
+        )
         assert len(found) == samples
         assert all(isinstance(found[i], dict) for i in range(samples))
 
@@ -46,12 +57,21 @@ def test_its_collator_and_sampler_make_batches(exported: Callable[..., Path]) ->
     loader = pytest.importorskip("speculators.train.dataloader")
     shift_batch = pytest.importorskip("speculators.models.eagle3.data").shift_batch
     dataset = data.ArrowDataset(max_len=64, datapath=exported("speculators"), on_missing="raise")
-    batches = list(loader._setup_dataloader(dataset, 64, hidden_size=16, num_workers=0, preprocess=shift_batch))
-    assert sum(int((batch["document_ids"] >= 0).sum()) for batch in batches) == sum(dataset.approx_lengths) - len(dataset)
-    assert all(batch["hidden_states"].shape == (1, 64, 48) and batch["error_records"] == 0 for batch in batches)
+    batches = list(
+        loader._setup_dataloader(dataset, 64, hidden_size=16, num_workers=0, preprocess=shift_batch)
+    )
+    assert sum(int((batch["document_ids"] >= 0).sum()) for batch in batches) == sum(
+        dataset.approx_lengths
+    ) - len(dataset)
+    assert all(
+        batch["hidden_states"].shape == (1, 64, 48) and batch["error_records"] == 0
+        for batch in batches
+    )
 
 
-def test_its_own_check_passes_every_file_and_fails_a_broken_one(exported: Callable[..., Path]) -> None:
+def test_its_own_check_passes_every_file_and_fails_a_broken_one(
+    exported: Callable[..., Path],
+) -> None:
     folder = exported("speculators")
     states = folder / "hidden_states"
     indices = offline.get_existing_hidden_state_indices(states)
@@ -59,18 +79,26 @@ def test_its_own_check_passes_every_file_and_fails_a_broken_one(exported: Callab
     assert offline.find_corrupt_hidden_state_indices(states, indices) == {}
     rows = data.load_from_disk(str(folder))
     for i in indices:
-        offline.check_hidden_states(load_file(states / f"hs_{i}.safetensors"), rows[i]["input_ids"].tolist())
+        offline.check_hidden_states(
+            load_file(states / f"hs_{i}.safetensors"), rows[i]["input_ids"].tolist()
+        )
 
     tensors = load_file(states / "hs_3.safetensors")
     tensors["hidden_states"][1, 0, 0] = math.nan
     save_file(tensors, states / "hs_3.safetensors")
     with pytest.raises(ValueError, match="non-finite"):
-        offline.check_hidden_states(load_file(states / "hs_3.safetensors"), rows[3]["input_ids"].tolist())
+        offline.check_hidden_states(
+            load_file(states / "hs_3.safetensors"), rows[3]["input_ids"].tolist()
+        )
 
 
-def test_token_frequencies_and_vocabulary_are_those_that_it_makes_itself(exported: Callable[..., Path], tmp_path: Path) -> None:
+def test_token_frequencies_and_vocabulary_are_those_that_it_makes_itself(
+    exported: Callable[..., Path], tmp_path: Path
+) -> None:
     folder = exported("speculators", draft_vocab_size=40)
-    vocab_mapping.save_token_frequency_distribution(data.load_from_disk(str(folder)), tmp_path / "theirs.pt")
+    vocab_mapping.save_token_frequency_distribution(
+        data.load_from_disk(str(folder)), tmp_path / "theirs.pt"
+    )
     theirs = torch.load(tmp_path / "theirs.pt", weights_only=True)
     assert torch.load(folder / "token_freq.pt", weights_only=True) == theirs
     d2t, t2d = vocab_mapping.build_vocab_mappings_from_distribution(theirs, 40, VOCAB)

@@ -1,4 +1,7 @@
-"""Random models with saved weights, of the shapes whose kernels are at hand on a bare GPU machine, small in everything else."""
+"""Random models with saved weights, for GPU machines.
+
+The shapes are those whose kernels a bare GPU machine has; all other sizes are small.
+"""
 
 import sys
 from pathlib import Path
@@ -20,7 +23,13 @@ _COMMON = {
 
 def dense() -> PretrainedConfig:
     """Qwen3 with the heads of the 8B model."""
-    return Qwen3Config(**_COMMON, intermediate_size=3072, num_attention_heads=32, num_key_value_heads=8, head_dim=128)
+    return Qwen3Config(
+        **_COMMON,
+        intermediate_size=3072,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+    )
 
 
 def mla() -> PretrainedConfig:
@@ -57,7 +66,13 @@ def mla() -> PretrainedConfig:
 def qwen3_8b() -> PretrainedConfig:
     """Qwen3-8B's shape, for benchmarks that need a head on the disk: 16 GB."""
     heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
-    shape = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "vocab_size": 151936, "initializer_range": 0.02}
+    shape = {
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "vocab_size": 151936,
+        "initializer_range": 0.02,
+    }
     return Qwen3Config(**{**_COMMON, **shape, **heads})
 
 

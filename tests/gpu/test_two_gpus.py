@@ -1,4 +1,6 @@
-"""Two GPUs: tensor parallel and data parallel attention capture the rows that one GPU captures, each row by one writer."""
+"""Two GPUs: tensor parallel and data parallel attention capture the rows that one GPU captures,
+each row by one writer.
+"""
 
 import os
 import sys
@@ -15,26 +17,38 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "server"))
 import gpu_models  # noqa: E402
 from server_harness import Running, capture, random_ids, serve, spec_for  # noqa: E402
 
-from draftstates import parity, wire  # noqa: E402
-from draftstates.capture_spec import CaptureSpec
-from draftstates.server.selftest import attest  # noqa: E402
-from draftstates.shards import Shard  # noqa: E402
+from draftstates.extract import protocol  # noqa: E402
+from draftstates.shards.layout import Shard  # noqa: E402
+from draftstates.spec import CaptureSpec
+from draftstates.verify import parity  # noqa: E402
+from draftstates.verify.selftest import attest  # noqa: E402
 
 FLAGS = os.environ.get("DRAFTSTATES_GPU_FLAGS", "").split()
 LAYERS = (0, 2, 4, 5, 8)
-SAMPLES = [random_ids(n, seed=n, vocabulary=32000) for n in (1, 10, 700, 1500, 3000, *range(40, 440, 20))]
+SAMPLES = [
+    random_ids(n, seed=n, vocabulary=32000) for n in (1, 10, 700, 1500, 3000, *range(40, 440, 20))
+]
 TENSOR = ["--tensor-parallel-size", "2"]
 DATA = [*TENSOR, "--data-parallel-size", "2", "--enable-dp-attention"]
 
 
-def start(folder: Path, root: Path, spec: CaptureSpec, flags: list[str]) -> AbstractContextManager[Running]:
+def start(
+    folder: Path, root: Path, spec: CaptureSpec, flags: list[str]
+) -> AbstractContextManager[Running]:
     root.mkdir()
     flags = ["--chunked-prefill-size", "1024", *flags]
-    return serve(spec, folder=folder, root=root, base_flags=FLAGS, flags=flags, queue={"queue_bytes": 1 << 30})
+    return serve(
+        spec,
+        folder=folder,
+        root=root,
+        base_flags=FLAGS,
+        flags=flags,
+        queue={"queue_bytes": 1 << 30},
+    )
 
 
 def alone(folder: Path, spec: CaptureSpec) -> Shard:
-    """What one GPU captures."""
+    """Return the capture of one GPU."""
     with start(folder, folder.parent / "alone", spec, []) as running:
         shard, _, refused = capture(running, SAMPLES, tokens_in_flight=1 << 20)
         assert not refused
@@ -42,9 +56,13 @@ def alone(folder: Path, spec: CaptureSpec) -> Shard:
 
 
 @pytest.mark.parametrize(
-    ("kind", "flags", "writers"), [("dense", TENSOR, 1), ("mla", DATA, 2)], ids=["tensor_parallel", "data_parallel_attention"]
+    ("kind", "flags", "writers"),
+    [("dense", TENSOR, 1), ("mla", DATA, 2)],
+    ids=["tensor_parallel", "data_parallel_attention"],
 )
-def test_two_gpus_capture_the_rows_of_one(tmp_path: Path, kind: str, flags: list[str], writers: int) -> None:
+def test_two_gpus_capture_the_rows_of_one(
+    tmp_path: Path, kind: str, flags: list[str], writers: int
+) -> None:
     folder = gpu_models.make(kind, tmp_path / "model")
     spec = spec_for(folder, layers=LAYERS, dtype="bfloat16")
     expected = alone(folder, spec)
@@ -52,12 +70,24 @@ def test_two_gpus_capture_the_rows_of_one(tmp_path: Path, kind: str, flags: list
         shard, captured, refused = capture(running, SAMPLES, tokens_in_flight=1 << 20)
         assert not refused
         assert [c.receipt.rows for c in captured] == [len(s) for s in SAMPLES]
-        assert [shard.checksum(i) for i in range(len(SAMPLES))] == [c.receipt.checksum for c in captured]
+        assert [shard.checksum(i) for i in range(len(SAMPLES))] == [
+            c.receipt.checksum for c in captured
+        ]
         assert running.log.read_text(errors="replace").count("captures r_k for k in") == writers
-        assert len(wire.receipts_path(shard.path).read_text().splitlines()) >= len(SAMPLES)
-        print(attest(running.endpoint, spec=spec, model=folder)["probe"])
+        assert len(protocol.receipts_path(shard.path).read_text().splitlines()) >= len(SAMPLES)
+        print(attest(running.endpoint, spec=spec, model=folder)["self_test"])
     for name in ("hidden_states", "final_hidden_state"):
         rows = shard.header.rows
-        distances = parity.row_distances(shard.states(name, 0, rows), expected.states(name, 0, rows))
-        print(kind, writers, name, "median", distances.median().item(), "worst", distances.max().item())
+        distances = parity.row_distances(
+            shard.states(name, 0, rows), expected.states(name, 0, rows)
+        )
+        print(
+            kind,
+            writers,
+            name,
+            "median",
+            distances.median().item(),
+            "worst",
+            distances.max().item(),
+        )
         assert distances.median() < parity.TOLERANCES["bfloat16"]

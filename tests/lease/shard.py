@@ -1,11 +1,11 @@
-"""An extracting job in small: lease, work for a while, ask the server, write the output."""
+"""A small extracting job: it takes a lease, works, asks the server, and writes its output."""
 
 import argparse
 import time
 import urllib.request
 from pathlib import Path
 
-from draftstates import cli
+from draftstates import errors
 from draftstates.errors import UserError
 from draftstates.server.lease import lease
 from draftstates.server.settings import ServerSettings
@@ -22,8 +22,10 @@ def main() -> None:
         time.sleep(args.seconds)
         if args.output.stem == args.fail:
             raise UserError(f"{args.output}: planted")
-        request = urllib.request.Request(address.url, headers={"Authorization": f"Bearer {address.api_key}"})
+        request = urllib.request.Request(
+            address.url, headers={"Authorization": f"Bearer {address.api_key}"}
+        )
         args.output.write_bytes(urllib.request.urlopen(request, timeout=10).read())
 
 
-cli.run(main)
+errors.run_command(main)

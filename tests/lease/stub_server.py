@@ -1,4 +1,4 @@
-"""A server to lease in tests: healthy after a delay, asks for its key, and can misbehave."""
+"""A stub of a leased server: healthy after a delay, guarded by its key, able to misbehave."""
 
 import argparse
 import contextlib
@@ -17,11 +17,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--starts", type=Path, required=True, help="gets a line with the pid at each start")
+    parser.add_argument(
+        "--starts", type=Path, required=True, help="gets a line with the pid at each start"
+    )
     parser.add_argument("--delay", type=float, default=0.0)
-    parser.add_argument("--stubborn", action="store_true", help="ignore TERM, INT and HUP, and so do the helpers")
-    parser.add_argument("--helpers", type=int, default=0, help="children, each in a session of its own")
-    parser.add_argument("--break", dest="broken", action="store_true", help="write a lot, then exit with status 3")
+    parser.add_argument(
+        "--stubborn", action="store_true", help="ignore TERM, INT and HUP, and so do the helpers"
+    )
+    parser.add_argument(
+        "--helpers", type=int, default=0, help="children, each in a session of its own"
+    )
+    parser.add_argument(
+        "--break", dest="broken", action="store_true", help="write a lot, then exit with status 3"
+    )
     return parser.parse_args()
 
 
@@ -29,11 +37,21 @@ class Handler(http.server.BaseHTTPRequestHandler):
     key = ""
 
     def do_GET(self) -> None:
-        allowed = self.path == "/health" or self.headers.get("Authorization") == f"Bearer {self.key}"
+        allowed = (
+            self.path == "/health" or self.headers.get("Authorization") == f"Bearer {self.key}"
+        )
         self.send_response(200 if allowed else 401)
         self.end_headers()
         if allowed:
-            self.wfile.write(json.dumps({"pid": os.getpid(), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), "fds": open_files()}).encode())
+            self.wfile.write(
+                json.dumps(
+                    {
+                        "pid": os.getpid(),
+                        "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
+                        "fds": open_files(),
+                    }
+                ).encode()
+            )
 
     def log_message(self, *_: object) -> None:
         pass
@@ -42,7 +60,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def open_files() -> list[str]:
     found = []
     for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed by another thread in between
+        # closed by another thread in between
+        with contextlib.suppress(FileNotFoundError):
             found.append(os.readlink(link))
     return found
 
@@ -59,7 +78,9 @@ def main() -> None:
         print("no such model", args.config.read_text(), flush=True)
         sys.exit(3)
     for _ in range(args.helpers):
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+        subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True
+        )
     time.sleep(args.delay)
     Handler.key = args.config.read_text().removeprefix("api-key: ").strip()
     print("ready", flush=True)

@@ -1,4 +1,4 @@
-"""Memory of a server's process tree while something else happens."""
+"""The memory of a server's process tree during a test or a benchmark."""
 
 import subprocess
 import threading
@@ -9,7 +9,7 @@ import psutil
 
 
 class MemoryWatch:
-    """Samples each tree's resident memory once a second, and its memory on GPUs where there are any.
+    """Watch that samples the memory of process trees once a second, also on GPUs.
 
     Args:
         trees: name and process id of each tree's root.
@@ -17,7 +17,9 @@ class MemoryWatch:
 
     def __init__(self, trees: Mapping[str, int]) -> None:
         self._trees = {name: psutil.Process(pid) for name, pid in trees.items()}
-        self._seen: dict[str, list[float]] = {name: [] for tree in trees for name in (tree, f"{tree}, GPU")}
+        self._seen: dict[str, list[float]] = {
+            name: [] for tree in trees for name in (tree, f"{tree}, GPU")
+        }
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -39,13 +41,19 @@ class MemoryWatch:
                 self._seen[f"{name}, GPU"].append(sum(on_gpu.get(pid, 0.0) for pid in pids))
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """MiB by tree: at the first sample, at a quarter of the time, at the last sample, and the most."""
+        """Return MiB by tree: first sample, after a quarter of the time, last sample, maximum."""
         found = {"seconds": round(time.monotonic() - self._start)}
         for name, values in self._seen.items():
             if values:
                 quarter = values[len(values) // 4]
                 found[name] = {
-                    k: round(v) for k, v in {"first": values[0], "quarter": quarter, "last": values[-1], "most": max(values)}.items()
+                    k: round(v)
+                    for k, v in {
+                        "first": values[0],
+                        "quarter": quarter,
+                        "last": values[-1],
+                        "most": max(values),
+                    }.items()
                 }
         return found
 
@@ -58,16 +66,19 @@ def _resident(pid: int) -> int:
 
 
 def gpu_mib_by_process() -> dict[int, float]:
-    """MiB on GPUs by process id; empty where there is no GPU."""
+    """Return MiB on GPUs by process id; empty on a machine without a GPU."""
     try:
         text = subprocess.run(
-            ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"], capture_output=True, text=True
+            ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
         ).stdout
     except FileNotFoundError:
         return {}
     rows = [line.split(",") for line in text.splitlines()]
     found: dict[int, float] = {}
     for pid, used in ((int(row[0]), row[1].strip()) for row in rows if len(row) == 2):
-        if used.isdigit():  # a driver may not tell
+        # Some drivers do not report it.
+        if used.isdigit():
             found[pid] = found.get(pid, 0.0) + float(used)
     return found

@@ -1,4 +1,7 @@
-"""The real SGLang server on the CPU, for tests: one context manager starts it, another sends samples and reads what was captured."""
+"""The real SGLang server on the CPU, for tests.
+
+One context manager starts it; `capture` sends samples and reads the captured rows.
+"""
 
 import asyncio
 import contextlib
@@ -14,16 +17,29 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from draftstates import model, shards
 from draftstates.capture.settings import CaptureSettings
-from draftstates.capture_spec import CaptureSpec
-from draftstates.client import Captured, Client, Endpoint, Work
+from draftstates.extract.client import Captured, Client, Endpoint, Work
+from draftstates.model.digest import capture_spec
+from draftstates.model.folder import ModelFolder
 from draftstates.server.launchers import free_port
+from draftstates.shards import layout
+from draftstates.spec import CaptureSpec
+from draftstates.verify import parity
 
-START_SECONDS = int(os.environ.get("DRAFTSTATES_START_SECONDS", "180"))
+START_SECONDS = int(os.environ.get("DRAFTSTATES_START_SECONDS", "600"))
 CPU_FLAGS = [
-    *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--grammar-backend", "none"),
+    *(
+        "--device",
+        "cpu",
+        "--attention-backend",
+        "torch_native",
+        "--sampling-backend",
+        "pytorch",
+        "--grammar-backend",
+        "none",
+    ),
     *("--max-total-tokens", "16384"),
 ]
 SMALL_QUEUE = {"queue_bytes": 64 << 20, "block_bytes": 4 << 20, "writers": 2}
@@ -31,7 +47,7 @@ SMALL_QUEUE = {"queue_bytes": 64 << 20, "block_bytes": 4 << 20, "writers": 2}
 
 @dataclasses.dataclass(frozen=True)
 class Running:
-    """A server that answers: its endpoint, what it captures, its process and log."""
+    """Server that answers: its endpoint, its capture, its process and log."""
 
     endpoint: Endpoint
     spec: CaptureSpec
@@ -40,19 +56,19 @@ class Running:
     log: Path
 
 
-def spec_for(folder: Path, *, layers: Sequence[int], final_norm: str = "post_norm", dtype: str = "float32") -> CaptureSpec:
-    """The capture of a model folder with these layers, computed and stored in one dtype."""
-    info = model.read_model(folder)
-    return CaptureSpec(
-        model=info.name,
-        model_digest=info.digest,
-        compute_dtype=dtype,
-        quantization=info.quantization,
-        stored_dtype=dtype,
-        num_layers=info.num_layers,
-        hidden_size=info.hidden_size,
-        residual_layers=tuple(layers),
-        final_norm=final_norm,
+def spec_for(
+    folder: Path, *, layers: Sequence[int], final_norm: str = "post_norm", dtype: str = "float32"
+) -> CaptureSpec:
+    """Return the capture of a model folder with these layers, computed and stored in one dtype."""
+    return capture_spec(
+        ModelFolder(folder),
+        name=None,
+        capture={
+            "residual_layers": layers,
+            "final_norm": final_norm,
+            "stored_dtype": dtype,
+            "compute_dtype": dtype,
+        },
     )
 
 
@@ -70,18 +86,47 @@ def serve(
     queue: dict[str, int] = SMALL_QUEUE,
     log_folder: Path | None = None,
 ) -> Iterator[Running]:
-    """Start SGLang on `folder` (a model) so that it captures `spec` below `root`; end its whole process group afterwards."""
-    port, log = free_port("127.0.0.1"), (log_folder or root.parent) / f"server-{uuid.uuid4().hex[:6]}.log"
+    """Start SGLang on the model `folder` so that it captures `spec` below `root`.
+
+    End its whole process group afterwards.
+    """
+    port, log = (
+        free_port("127.0.0.1"),
+        (log_folder or root.parent) / f"server-{uuid.uuid4().hex[:6]}.log",
+    )
     settings = CaptureSettings(root=root, spec=spec, **queue)
-    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(folder), "--host", "127.0.0.1", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "sglang.launch_server",
+        "--model-path",
+        str(folder),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     command += [*base_flags, "--dtype", spec.compute_dtype, "--skip-tokenizer-init", *flags]
     attention = {"--enable-dp-attention", "--attn-dp-size"} & {*command}
-    command += [] if attention else ["--sleep-on-idle"]  # as the workflow's own server
+    # The workflow's own server has the same setting.
+    command += [] if attention else ["--sleep-on-idle"]
     command += [] if radix_cache else ["--disable-radix-cache"]
-    environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1", **(environment or {})}
+    environment = {
+        **os.environ,
+        "TORCHDYNAMO_DISABLE": "1",
+        "HF_HUB_OFFLINE": "1",
+        **(environment or {}),
+    }
     environment |= settings.to_environment() if plugin else {}
     with open(log, "wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=output,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+        )
     try:
         url = f"http://127.0.0.1:{port}"
         wait_until_ready(url, process, log)
@@ -98,11 +143,17 @@ def wait_until_ready(url: str, process: subprocess.Popen, log: Path) -> None:
         if process.poll() is not None:
             break
         if b"fired up and ready to roll" in log.read_bytes():
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(f"{url}/health", timeout=5) as answer,
+            ):
                 if answer.status == 200:
                     return
         time.sleep(0.2)
-    raise AssertionError(f"the server is not ready (status {process.poll()}):\n{log.read_text(errors='replace')[-4000:]}")
+    raise AssertionError(
+        "the server is not ready (status"
+        f" {process.poll()}):\n{log.read_text(errors='replace')[-4000:]}"
+    )
 
 
 def capture(
@@ -114,11 +165,17 @@ def capture(
     endpoint: Endpoint | None = None,
     retries: int = 0,
     sync_seconds: float = 60,
-) -> tuple[shards.Shard, list[Captured], dict[int, str]]:
-    """Capture `samples` (int32 ids each) into a new shard below the server's root: the shard, what was captured, what was refused."""
+) -> tuple[layout.Shard, list[Captured], dict[int, str]]:
+    """Capture `samples` (int32 ids each) into a new shard below the server's root.
+
+    Return the shard, the captured samples, and the refused ones.
+    """
     path = new_shard(server, samples)
     starts = np.concatenate([[0], np.cumsum([len(s) for s in samples])])
-    work = [Work(sample_id=str(i), shard=path, first_row=int(starts[i]), input_ids=sample, kind=kind) for i, sample in enumerate(samples)]
+    work = [
+        Work(sample_id=str(i), shard=path, first_row=int(starts[i]), input_ids=sample, kind=kind)
+        for i, sample in enumerate(samples)
+    ]
 
     async def go() -> tuple[list[Captured], dict[int, str]]:
         async with Client(endpoint or server.endpoint, tokens_in_flight=tokens_in_flight) as client:
@@ -128,13 +185,13 @@ def capture(
             return captured, refused
 
     captured, refused = asyncio.run(go())
-    return shards.Shard(path), captured, refused
+    return layout.Shard(path), captured, refused
 
 
 def new_shard(server: Running, samples: Sequence[np.ndarray]) -> Path:
     path = server.endpoint.root / f"{uuid.uuid4().hex}.safetensors"
     ids = np.concatenate(samples).astype(np.int32)
-    shards.create(
+    layout.create(
         path,
         spec=server.spec,
         shard_id="test",
@@ -150,13 +207,32 @@ def random_ids(count: int, *, seed: int, vocabulary: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(3, vocabulary, count).astype(np.int32)
 
 
-def rows_on_disk(shard: shards.Shard) -> int:
-    """Rows that are not all zero: what was written into a laid-out file."""
+def rows_on_disk(shard: layout.Shard) -> int:
+    """Return the number of rows of a laid-out file that are not all zero: the written ones."""
     states = shard.states("final_hidden_state", 0, shard.header.rows)
     return int((states != 0).any(dim=-1).sum())
+
+
+def check_parity(shard: layout.Shard, folder: Path, count: int) -> None:
+    """Check that the right r_k of the first `count` samples is close to Hugging Face's.
+
+    Its neighbours must be far.
+    """
+    reference = parity.Reference(folder, dtype=torch.float32)
+    for index in range(count):
+        found = parity.compare(
+            parity.named_states(shard, index, num_layers=ModelFolder(folder).num_layers),
+            reference.states(torch.from_numpy(shard.input_ids[slice(*shard.rows(index))].copy())),
+        )
+        parity.judge(found, dtype="float32", sample=str(index))
+        for layer in found:
+            assert layer.worst < 1e-3, layer
+            assert all(distance > 0.02 for distance in layer.neighbours.values()), layer
 
 
 def run_python(code: str, **variables: str) -> subprocess.CompletedProcess:
     """Run code in a process of its own, with SGLang as installed."""
     environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1", **variables}
-    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300
+    )

@@ -1,4 +1,4 @@
-"""Promise 2: tokens sent = prompt tokens = rows written = length in the shard, cached tokens = 0."""
+"""Promise 2: tokens sent = prompt tokens = rows = length in the shard, cached tokens = 0."""
 
 import dataclasses
 import json
@@ -9,15 +9,16 @@ import pytest
 import torch
 from server_harness import Running, capture, new_shard, random_ids, rows_on_disk
 
-from draftstates import ids, wire
-from draftstates.shards import Shard
+from draftstates import ids
+from draftstates.extract import protocol
+from draftstates.shards.layout import Shard
 
 pytestmark = pytest.mark.server
 VOCABULARY = 49000
 
 
 def worst_row_difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Largest distance of two rows over the row's norm."""
+    """Return the largest distance of two rows, divided by the row's norm."""
     one, other = one.float(), other.float()
     return ((one - other).norm(dim=-1) / other.norm(dim=-1)).max().item()
 
@@ -26,7 +27,9 @@ def test_every_row_of_a_sample_is_written_once(server: Running) -> None:
     samples = [random_ids(n, seed=n, vocabulary=VOCABULARY) for n in (1, 10, 257, 300)]
     shard, captured, refused = capture(server, samples)
     assert not refused
-    assert [(c.prompt_tokens, c.receipt.rows, c.receipt.cached_tokens) for c in captured] == [(len(s), len(s), 0) for s in samples]
+    assert [(c.prompt_tokens, c.receipt.rows, c.receipt.cached_tokens) for c in captured] == [
+        (len(s), len(s), 0) for s in samples
+    ]
     assert [c.receipt.ids_hash for c in captured] == [ids.ids_hash(s) for s in samples]
     assert rows_on_disk(shard) == sum(map(len, samples))
     assert [shard.checksum(i) for i in range(4)] == [c.receipt.checksum for c in captured]
@@ -41,13 +44,22 @@ def test_the_same_ids_twice_are_whole_both_times_without_the_radix_cache(server:
         assert rows_on_disk(shard) == 10
 
 
-def test_chunked_prefill_gives_every_row_equal_to_the_unchunked_ones(server: Running, shared_server: Running) -> None:
-    """995 ids in chunks of 256. float32 rows of chunked and whole prefill differ by rounding: 1e-4 of a row's norm is allowed."""
+def test_chunked_prefill_gives_every_row_equal_to_the_unchunked_ones(
+    server: Running, shared_server: Running
+) -> None:
+    """995 ids run in chunks of 256.
+
+    float32 rows of chunked and unchunked prefill differ by rounding: at most 1e-4 of the norm.
+    """
     ids_995 = random_ids(995, seed=995, vocabulary=VOCABULARY)
     chunked, captured, refused = capture(server, [ids_995])
     assert not refused
     assert (captured[0].receipt.rows, captured[0].receipt.chunks) == (995, 4)
-    whole, captured, refused = capture(shared_server, [ids_995], endpoint=dataclasses.replace(shared_server.endpoint, fresh_namespace=True))
+    whole, captured, refused = capture(
+        shared_server,
+        [ids_995],
+        endpoint=dataclasses.replace(shared_server.endpoint, fresh_namespace=True),
+    )
     assert not refused
     assert (captured[0].receipt.rows, captured[0].receipt.chunks) == (995, 1)
     for name in ("hidden_states", "final_hidden_state"):
@@ -55,13 +67,28 @@ def test_chunked_prefill_gives_every_row_equal_to_the_unchunked_ones(server: Run
 
 
 def test_decode_steps_write_nothing(server: Running) -> None:
-    """8 tokens are generated after the prompt; the rows behind the sample's own stay as they were laid out."""
-    samples = [random_ids(20, seed=5, vocabulary=VOCABULARY), random_ids(30, seed=6, vocabulary=VOCABULARY)]
+    """The server generates 8 tokens after the prompt.
+
+    The rows behind the sample's own rows stay as they were laid out.
+    """
+    samples = [
+        random_ids(20, seed=5, vocabulary=VOCABULARY),
+        random_ids(30, seed=6, vocabulary=VOCABULARY),
+    ]
     path = new_shard(server, samples)
-    destination = wire.Destination(
-        file=path.name, first_row=0, rows=20, ids_hash=ids.ids_hash(samples[0]), attempt="decode", kind=wire.PLAIN
+    destination = protocol.Destination(
+        file=path.name,
+        first_row=0,
+        rows=20,
+        ids_hash=ids.ids_hash(samples[0]),
+        attempt="decode",
+        kind=protocol.PLAIN,
     )
-    body = {"rid": destination.rid, "input_ids": samples[0].tolist(), "sampling_params": {"max_new_tokens": 8, "ignore_eos": True}}
+    body = {
+        "rid": destination.rid,
+        "input_ids": samples[0].tolist(),
+        "sampling_params": {"max_new_tokens": 8, "ignore_eos": True},
+    }
     post(server, body)
     shard = Shard(path)
     assert rows_on_disk(shard) == 20
@@ -76,13 +103,17 @@ def test_requests_that_are_not_ours_write_nothing(server: Running) -> None:
 
 def post(server: Running, body: dict) -> dict:
     request = urllib.request.Request(
-        f"{server.endpoint.url}/generate", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
+        f"{server.endpoint.url}/generate",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=120) as answer:
         return json.loads(answer.read())
 
 
-def test_with_the_radix_cache_on_the_second_time_is_refused_by_count(shared_server: Running) -> None:
+def test_with_the_radix_cache_on_the_second_time_is_refused_by_count(
+    shared_server: Running,
+) -> None:
     sample = random_ids(10, seed=7, vocabulary=VOCABULARY)
     _, captured, refused = capture(shared_server, [sample])
     assert not refused
@@ -99,4 +130,6 @@ def test_a_fresh_namespace_makes_both_whole_with_the_radix_cache_on(shared_serve
     second, _, refused_again = capture(shared_server, [sample], endpoint=endpoint)
     assert not refused
     assert not refused_again
-    assert np.array_equal(first.states("hidden_states", 0, 10).numpy(), second.states("hidden_states", 0, 10).numpy())
+    assert np.array_equal(
+        first.states("hidden_states", 0, 10).numpy(), second.states("hidden_states", 0, 10).numpy()
+    )

@@ -1,4 +1,7 @@
-"""Servers that cannot be captured, or that are not what the plan asks for, do not start: each is named."""
+"""Servers that cannot be captured, or that differ from the plan: they do not start.
+
+The error names the reason.
+"""
 
 import contextlib
 import os
@@ -30,10 +33,12 @@ pytestmark = pytest.mark.server
     ],
 )
 def test_where_a_seam_has_moved_the_plugin_refuses_and_names_it(seam: str, named: str) -> None:
-    """In a process of its own: SGLang as installed, with one name taken away or changed."""
+    """A process of its own imports SGLang as installed, with one name removed or changed."""
     owner, name = seam.rsplit(".", 1)
     change = {
-        "has no aux_hidden_states": "parent.forward = lambda self, input_ids, hidden_states, lm_head, logits_metadata: None",
+        "has no aux_hidden_states": (
+            "parent.forward = lambda self, input_ids, hidden_states, lm_head, logits_metadata: None"
+        ),
         "is not there": f"del parent.{name}",
         "has no rids": f"del parent.{name}.__dataclass_fields__['rids']",
     }[named]
@@ -44,20 +49,29 @@ parent = pkgutil.resolve_name('{owner}')
 from draftstates.capture.plugin import register
 register()
 """
-    done = run_python(code, **CaptureSettings(root=Path("/tmp"), spec=capture_spec()).to_environment())
+    done = run_python(
+        code, **CaptureSettings(root=Path("/tmp"), spec=capture_spec()).to_environment()
+    )
     assert done.returncode != 0
     assert "draftstates: cannot capture with sglang" in done.stderr
     assert seam in done.stderr
     assert named in done.stderr
 
 
-@pytest.mark.parametrize(("backend", "refused"), [("breakable", True), ("full", True), ("disabled", False)])
+@pytest.mark.parametrize(
+    ("backend", "refused"), [("breakable", True), ("full", True), ("disabled", False)]
+)
 def test_where_prefill_graphs_are_on_the_plugin_refuses(backend: str, refused: bool) -> None:
-    """SGLang's own look at its arguments, which are planted: on a CPU it turns graphs off by itself. On a GPU: tests/gpu."""
+    """The test replaces SGLang's parsed arguments: on a CPU SGLang turns graphs off by itself.
+
+    tests/gpu starts a server with graphs on a GPU.
+    """
     code = f"""
 from types import SimpleNamespace as Space
 from sglang.srt.model_executor import cuda_graph_config as graphs
-graphs.get_exec = lambda: Space(graph=Space(cuda_graph_config=graphs.CudaGraphConfig(prefill=graphs.PhaseConfig(backend='{backend}'))))
+prefill = graphs.PhaseConfig(backend='{backend}')
+planted = Space(graph=Space(cuda_graph_config=graphs.CudaGraphConfig(prefill=prefill)))
+graphs.get_exec = lambda: planted
 from draftstates.capture.plugin import check_server
 check_server(pp_size=1, dp_size=1, nodes=1)
 """
@@ -67,10 +81,16 @@ check_server(pp_size=1, dp_size=1, nodes=1)
 
 
 @pytest.mark.parametrize(
-    ("server", "named"), [("pp_size=2, dp_size=1, nodes=1", "pipeline parallel"), ("pp_size=1, dp_size=2, nodes=2", "on several nodes")]
+    ("server", "named"),
+    [
+        ("pp_size=2, dp_size=1, nodes=1", "pipeline parallel"),
+        ("pp_size=1, dp_size=2, nodes=2", "on several nodes"),
+    ],
 )
 def test_a_server_of_a_kind_that_cannot_be_captured_is_refused(server: str, named: str) -> None:
-    done = run_python(f"from draftstates.capture.plugin import check_server; check_server({server})")
+    done = run_python(
+        f"from draftstates.capture.plugin import check_server; check_server({server})"
+    )
     assert done.returncode != 0
     assert "draftstates: cannot capture with sglang" in done.stderr
     assert named in done.stderr
@@ -87,12 +107,18 @@ def test_a_server_of_a_kind_that_cannot_be_captured_is_refused(server: str, name
         ({}, None),
     ],
 )
-def test_a_server_that_holds_another_model_or_computes_otherwise_is_refused(tmp_path: Path, changes: dict, named: str | None) -> None:
+def test_a_server_that_holds_another_model_or_computes_otherwise_is_refused(
+    tmp_path: Path, changes: dict, named: str | None
+) -> None:
     folder = tiny_models.make("qwen3", tmp_path / "model")
     spec = spec_for(folder, layers=(1,))
     found = {"model_path": str(folder), "load_format": "auto", "json_model_override_args": "{}"}
     server = SimpleNamespace(**{**found, "dtype": torch.float32, "quantization": None, **changes})
-    with contextlib.nullcontext() if named is None else pytest.raises(SystemExit, match=f"cannot capture with sglang.*{re.escape(named)}"):
+    with (
+        contextlib.nullcontext()
+        if named is None
+        else pytest.raises(SystemExit, match=f"cannot capture with sglang.*{re.escape(named)}")
+    ):
         check_model(server, server, spec=spec)
 
 
@@ -100,13 +126,25 @@ def test_where_the_weights_changed_since_the_plan_the_server_does_not_start(tmp_
     folder = tiny_models.make("qwen3", tmp_path / "model")
     planned = spec_for(folder, layers=(1,))
     weights = folder / "model.safetensors"
-    save_file({name: tensor * 1.01 for name, tensor in load_file(weights).items()}, weights, metadata={"format": "pt"})
+    save_file(
+        {name: tensor * 1.01 for name, tensor in load_file(weights).items()},
+        weights,
+        metadata={"format": "pt"},
+    )
     (tmp_path / "root").mkdir()
-    with pytest.raises(AssertionError, match="the model has changed since the plan"), serve(planned, folder=folder, root=tmp_path / "root"):
+    with (
+        pytest.raises(AssertionError, match="the model has changed since the plan"),
+        serve(planned, folder=folder, root=tmp_path / "root"),
+    ):
         pass
 
 
 def test_without_its_settings_the_plugin_is_inert() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "DRAFTSTATES_CAPTURE"}
-    code = "import sys; from draftstates.capture.plugin import register; register(); assert 'torch' not in sys.modules"
+    environment = {
+        name: value for name, value in os.environ.items() if name != "DRAFTSTATES_CAPTURE"
+    }
+    code = (
+        "import sys; from draftstates.capture.plugin import register; register(); assert 'torch'"
+        " not in sys.modules"
+    )
     assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=60).returncode == 0

@@ -1,4 +1,4 @@
-"""The same rows in give the same rows out: batched or alone, now or later, retracted or not."""
+"""Equal requests: their rows are equal, batched or alone, now or later, retracted or not."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,10 @@ from server_harness import Running, capture, random_ids
 
 pytestmark = pytest.mark.server
 VOCABULARY = 49000
-BATCHING = 1e-4  # float32 rows, over the row's norm: batching changes the order of sums and nothing else
+BATCHING = (
+    # Of float32 rows, over the row's norm: batching changes only the order of sums.
+    1e-4
+)
 
 
 def samples() -> list[np.ndarray]:
@@ -26,8 +29,10 @@ def test_40_samples_at_once_equal_the_same_one_by_one(server: Running) -> None:
 
 
 def test_a_second_pass_equals_the_first(server: Running) -> None:
-    """One by one the batches are the same, so the bits are."""
+    """Requests that run one by one have equal batches, so their rows are equal to the last bit."""
     first, _, _ = capture(server, samples()[:8], tokens_in_flight=1)
     second, _, _ = capture(server, samples()[:8], tokens_in_flight=1)
     for name in ("hidden_states", "final_hidden_state"):
-        assert torch.equal(first.states(name, 0, first.header.rows), second.states(name, 0, second.header.rows))
+        assert torch.equal(
+            first.states(name, 0, first.header.rows), second.states(name, 0, second.header.rows)
+        )

@@ -1,4 +1,4 @@
-"""The self-test passes on a right server and refuses a wrong one, naming what is wrong."""
+"""The self-test: it passes on a right server, refuses a wrong one and names the fault."""
 
 import asyncio
 import dataclasses
@@ -8,12 +8,21 @@ from pathlib import Path
 
 import pytest
 import tiny_models
-from server_harness import Running, new_shard, random_ids, rows_on_disk, serve, spec_for
+from server_harness import (
+    Running,
+    capture,
+    check_parity,
+    new_shard,
+    random_ids,
+    rows_on_disk,
+    serve,
+    spec_for,
+)
 
-from draftstates.client import Client, Work
 from draftstates.errors import UserError
-from draftstates.server.selftest import attest
-from draftstates.shards import Shard
+from draftstates.extract.client import Client, Work
+from draftstates.shards.layout import Shard
+from draftstates.verify.selftest import attest
 
 pytestmark = pytest.mark.server
 FAULTS = Path(__file__).parent / "faults"
@@ -35,9 +44,9 @@ def test_a_right_server_passes_and_says_what_it_is(server: Running) -> None:
     assert found["capture_key"] == server.spec.key
     assert found["engine"]["version"]
     assert found["flags"]["disable_radix_cache"] is True
-    assert found["probe"]["hook_distance"] == 0.0
-    assert found["probe"]["repeat_distance"] < 1e-4
-    assert not list((server.endpoint.root / ".selftest").rglob("*.safetensors"))
+    assert found["self_test"]["hook_distance"] == 0.0
+    assert found["self_test"]["repeat_distance"] < 1e-4
+    assert not (server.endpoint.root / ".selftest").exists()
 
 
 def test_a_server_with_its_radix_cache_on_is_refused_by_count(shared_server: Running) -> None:
@@ -52,12 +61,15 @@ def test_with_a_namespace_for_each_attempt_it_passes(shared_server: Running) -> 
 
 def test_a_server_that_captures_other_layers_is_refused(server: Running) -> None:
     other = dataclasses.replace(server.spec, residual_layers=(2, 14, 27))
-    assert "laid out for residual_layers (2, 14, 27), but this server captures (0, 2, 15, 27, 30)" in refused(server, other)
+    assert (
+        "laid out for residual_layers (2, 14, 27), but this server captures (0, 2, 15, 27, 30)"
+        in refused(server, other)
+    )
 
 
 def test_where_the_model_is_not_the_one_of_the_plan_it_is_refused(server: Running) -> None:
     other = dataclasses.replace(server.spec, model_digest="content-of-another")
-    assert "but the plan is of content-of-another: the model has changed since" in refused(server, other)
+    assert "expected content content-of-another, found content-" in refused(server, other)
 
 
 def test_a_server_that_does_not_see_the_folder_is_refused(server: Running, tmp_path: Path) -> None:
@@ -67,8 +79,10 @@ def test_a_server_that_does_not_see_the_folder_is_refused(server: Running, tmp_p
 
 
 def test_nothing_is_written_outside_the_root(server: Running, tmp_path: Path) -> None:
-    """Not even by way of a link that lies inside."""
-    outside = dataclasses.replace(server, endpoint=dataclasses.replace(server.endpoint, root=tmp_path))
+    """The server refuses a way out of the root even if it is a link that lies inside."""
+    outside = dataclasses.replace(
+        server, endpoint=dataclasses.replace(server.endpoint, root=tmp_path)
+    )
     sample = random_ids(5, seed=1, vocabulary=100)
     path = new_shard(outside, [sample])
     link = server.endpoint.root / path.name
@@ -97,13 +111,20 @@ def test_a_server_without_the_plugin_is_refused(without_plugin: Running) -> None
 
 @pytest.fixture(scope="module")
 def faulty(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A server whose capture is faulty in the way that a file in its folder names (tests/server/faults)."""
+    """Yield a server whose capture has the fault that a file in its folder names.
+
+    `tests/server/faults` has the faults.
+    """
     root = tmp_path_factory.mktemp("faulty") / "root"
     root.mkdir()
     path = os.pathsep.join([str(FAULTS), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {"PYTHONPATH": path, "DRAFTSTATES_TEST_FAULT": str(root / "fault")}
     with serve(
-        spec_for(qwen3, layers=(1, 3, 5)), folder=qwen3, root=root, environment=environment, flags=["--chunked-prefill-size", "128"]
+        spec_for(qwen3, layers=(1, 3, 5)),
+        folder=qwen3,
+        root=root,
+        environment=environment,
+        flags=["--chunked-prefill-size", "128"],
     ) as running:
         yield running
 
@@ -129,3 +150,11 @@ def test_a_fault_at_capture_is_caught(faulty: Running, fault: str, message: str 
         return
     with pytest.raises(UserError, match=message):
         attest(faulty.endpoint, spec=faulty.spec, model=faulty.model)
+
+
+def test_without_a_fault_qwen3s_rows_are_those_of_hugging_face(faulty: Running) -> None:
+    (faulty.endpoint.root / "fault").write_text("none")
+    samples = [random_ids(n, seed=n, vocabulary=tiny_models.VOCABULARY) for n in (7, 33, 90, 200)]
+    shard, _, refused_samples = capture(faulty, samples)
+    assert not refused_samples
+    check_parity(shard, faulty.model, len(samples))

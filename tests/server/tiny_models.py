@@ -1,4 +1,4 @@
-"""Models as small as they can be made, with random weights, in the layouts that SGLang serves."""
+"""Random models of the smallest possible size, in the layouts that SGLang serves."""
 
 import json
 from pathlib import Path
@@ -18,9 +18,17 @@ _COMMON = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "tie_word_embeddings": False,
-    "initializer_range": 0.2,  # large enough that layers differ and the next token is no coin toss
+    # Large enough that layers differ and the next token is no coin toss.
+    "initializer_range": 0.2,
 }
-_YARN = {"type": "yarn", "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512, "beta_fast": 32, "beta_slow": 1}
+_YARN = {
+    "type": "yarn",
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 512,
+    "beta_fast": 32,
+    "beta_slow": 1,
+}
 _DEEPSEEK = {
     **_COMMON,
     "first_k_dense_replace": 1,
@@ -37,7 +45,7 @@ _DEEPSEEK = {
     "num_experts_per_tok": 2,
     "topk_group": 1,
 }
-# what SGLang reads in a DeepSeek-V3 config.json beyond what transformers writes
+# Keys of a DeepSeek-V3 config.json that SGLang reads and transformers does not write.
 _DEEPSEEK_EXTRA = {
     "rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
     "rope_theta": 10000.0,
@@ -70,13 +78,32 @@ def _qwen3() -> Qwen3Config:
 
 
 def _deepseek() -> DeepseekV3Config:
-    return DeepseekV3Config(**_DEEPSEEK, rope_scaling={**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, rope_theta=10000.0)
+    return DeepseekV3Config(
+        **_DEEPSEEK,
+        rope_scaling={**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        rope_theta=10000.0,
+    )
 
 
 def _kimi(folder: Path) -> Path:
-    """Kimi-K2.5's layout: a vision tower and a projector beside a DeepSeek-V3 text model. No weights: SGLang makes them up."""
-    text = {**_DEEPSEEK, **_DEEPSEEK_EXTRA, "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "hidden_act": "silu"}
-    text |= {"rms_norm_eps": 1e-6, "norm_topk_prob": True, "routed_scaling_factor": 2.5, "attention_bias": False, "n_shared_experts": 1}
+    """Write Kimi-K2.5's layout: a vision tower and a projector beside a DeepSeek-V3 text model.
+
+    The folder has no weights: SGLang makes random ones.
+    """
+    text = {
+        **_DEEPSEEK,
+        **_DEEPSEEK_EXTRA,
+        "model_type": "deepseek_v3",
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "hidden_act": "silu",
+    }
+    text |= {
+        "rms_norm_eps": 1e-6,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "attention_bias": False,
+        "n_shared_experts": 1,
+    }
     vision = {
         "vt_hidden_size": 64,
         "num_hidden_layers": 1,

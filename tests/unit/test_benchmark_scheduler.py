@@ -1,4 +1,6 @@
-"""The simulated run keeps its books, and where one thing alone limits it, takes as long as that thing does."""
+"""The simulated run keeps its books, and where one thing alone limits it, takes as long as that
+thing does.
+"""
 
 import dataclasses
 import importlib.util
@@ -16,7 +18,8 @@ def scheduler() -> ModuleType:
     spec = importlib.util.spec_from_file_location("scheduler", path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
-    sys.modules["scheduler"] = module  # dataclasses look their module up
+    # dataclasses look their module up
+    sys.modules["scheduler"] = module
     spec.loader.exec_module(module)
     return module
 
@@ -26,7 +29,17 @@ TOKENS = sum(SHARDS)
 
 
 def test_every_shard_is_verified_once_whatever_fails(scheduler: ModuleType) -> None:
-    setup = scheduler.Setup(rate=100, replicas=3, streams=7, row_bytes=8, write=1000, cores=8, verify=400, start=5, failure=30)
+    setup = scheduler.Setup(
+        rate=100,
+        replicas=3,
+        streams=7,
+        row_bytes=8,
+        write=1000,
+        cores=8,
+        verify=400,
+        start=5,
+        failure=30,
+    )
     outcome = scheduler.Simulation(SHARDS, setup, seed=1).run()
     assert sorted(outcome.verified) == list(range(len(SHARDS)))
     assert outcome.tokens == TOKENS
@@ -41,28 +54,45 @@ def test_one_replica_without_limits_takes_tokens_over_rate(scheduler: ModuleType
 
 
 def test_replicas_share_the_work(scheduler: ModuleType) -> None:
-    outcome = scheduler.Simulation([1000] * 40, scheduler.Setup(rate=50, replicas=4, streams=16)).run()
-    assert outcome.seconds == pytest.approx(40 * 1000 / 200, rel=0.15)  # 40 are no multiple of 16: the last ones run alone
+    outcome = scheduler.Simulation(
+        [1000] * 40, scheduler.Setup(rate=50, replicas=4, streams=16)
+    ).run()
+    assert outcome.seconds == pytest.approx(
+        40 * 1000 / 200,
+        rel=0.15,
+        # 40 are no multiple of 16: the last ones run alone
+    )
 
 
 def test_a_slow_disk_takes_bytes_over_its_rate(scheduler: ModuleType) -> None:
-    outcome = scheduler.Simulation(SHARDS, scheduler.Setup(rate=1e6, replicas=2, row_bytes=10, write=500)).run()
+    outcome = scheduler.Simulation(
+        SHARDS, scheduler.Setup(rate=1e6, replicas=2, row_bytes=10, write=500)
+    ).run()
     assert outcome.seconds == pytest.approx(TOKENS * 10 / 500)
 
 
 def test_slow_verification_takes_bytes_over_its_rate(scheduler: ModuleType) -> None:
     setup = scheduler.Setup(rate=1e9, row_bytes=10, cores=8, verify=5)
-    assert scheduler.Simulation([1000] * 40, setup).run().seconds == pytest.approx(40 * 1000 * 10 / (8 * 5), rel=1e-3)
+    assert scheduler.Simulation([1000] * 40, setup).run().seconds == pytest.approx(
+        40 * 1000 * 10 / (8 * 5), rel=1e-3
+    )
 
 
 def test_snakemakes_own_time_is_serial(scheduler: ModuleType) -> None:
     setup = scheduler.Setup(rate=1e9, dispatch=0.5, replicas=8, streams=32, cores=64)
-    assert scheduler.Simulation(SHARDS, setup).run().seconds == pytest.approx(2 * len(SHARDS) * 0.5, rel=0.02)
+    assert scheduler.Simulation(SHARDS, setup).run().seconds == pytest.approx(
+        2 * len(SHARDS) * 0.5, rel=0.02
+    )
 
 
 def test_what_comes_before_the_first_shard_is_added(scheduler: ModuleType) -> None:
-    outcome = scheduler.Simulation([100], scheduler.Setup(rate=10, plan=3, start=20, job=1, dispatch=0.5, probes=0.1)).run()
-    assert outcome.seconds == pytest.approx(3 + 20 + 11 + 0.5 + 1)  # the extracting job starts while the server does
+    outcome = scheduler.Simulation(
+        [100], scheduler.Setup(rate=10, plan=3, start=20, job=1, dispatch=0.5, recaptures=0.1)
+    ).run()
+    assert outcome.seconds == pytest.approx(
+        3 + 20 + 11 + 0.5 + 1
+        # the extracting job starts while the server does
+    )
 
 
 def test_a_failure_costs_what_it_lost_and_the_new_start(scheduler: ModuleType) -> None:

@@ -1,77 +1,73 @@
-"""A command that is told to end clears up behind itself."""
+"""The console command: its help, and that each command is handed on to its module."""
 
-import errno
-import signal
+import argparse
+import importlib
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from draftstates import cli
 
-BUILDS = """
-import sys, time
-from pathlib import Path
-from draftstates.building import building_folder
-from draftstates.cli import run
-
-def main():
-    with building_folder(Path(sys.argv[1]), "abc") as folder:
-        (folder / "shard.safetensors").write_bytes(b"x")
-        print("building", flush=True)
-        time.sleep(60)
-
-run(main)
-"""
-FORKS = """
-import os, signal, time
-from draftstates.cli import run
-
-def main():
-    child = os.fork()
-    if not child:
-        try:
-            time.sleep(60)
-        finally:
-            print("the child cleared up what is its parent's", flush=True)
-    time.sleep(0.2)
-    os.kill(child, signal.SIGTERM)
-    print(os.waitpid(child, 0)[1], flush=True)
-
-run(main)
-"""
+REPOSITORY = Path(__file__).parents[2]
 
 
-def test_a_job_that_is_cancelled_leaves_nothing_of_its_shard(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", BUILDS, str(tmp_path)], stdout=subprocess.PIPE) as job:
-        assert job.stdout is not None
-        assert job.stdout.readline() == b"building\n"
-        assert len(list((tmp_path / ".building").iterdir())) == 1
-        job.terminate()
-        assert job.wait(timeout=30) == 128 + signal.SIGTERM
-    assert list((tmp_path / ".building").iterdir()) == []
+def test_the_help_lists_every_command_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--help"])
+    assert end.value.code == 0
+    lines = " ".join(capsys.readouterr().out.split())
+    assert all(f"{name} {line}" in lines for name, line in cli.COMMANDS.items())
 
 
-def test_a_forked_worker_that_is_ended_ends_at_once() -> None:
-    done = subprocess.run([sys.executable, "-c", FORKS], stdout=subprocess.PIPE, text=True, timeout=30)
-    assert (done.returncode, done.stdout) == (0, f"{signal.SIGTERM:d}\n")
+def test_every_command_has_a_module_and_every_module_is_a_command() -> None:
+    modules = {path.stem for path in (REPOSITORY / "draftstates" / "commands").glob("*.py")}
+    assert modules - {"__init__"} == set(cli.COMMANDS)
+    script = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["scripts"]
+    assert script == {"draftstates": "draftstates.cli:main"}
 
 
-def test_what_term_did_before_it_does_after() -> None:
-    """A script may be run inside another process, as tests do."""
-    before, during = signal.getsignal(signal.SIGTERM), []
-    cli.run(lambda: during.append(signal.getsignal(signal.SIGTERM)))
-    assert during != [before]
-    assert signal.getsignal(signal.SIGTERM) == before
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_a_commands_help_has_an_example_that_its_parser_reads(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = importlib.import_module(f"draftstates.commands.{name}")
+    with pytest.raises(SystemExit) as end:
+        cli.main([name, "--help"])
+    assert end.value.code == 0
+    assert module.EXAMPLE in capsys.readouterr().out
+    program, *arguments = module.EXAMPLE.split()
+    assert program == "draftstates"
+    assert cli.parser(arguments).main is module.main
 
 
-@pytest.mark.parametrize("file", ["results/x.parquet", None])
-def test_a_disk_without_room_is_said_in_one_line(file: str | None) -> None:
-    """A write that finds no room does not say of which file; an open does."""
+def test_a_command_gets_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[argparse.Namespace] = []
+    monkeypatch.setattr(importlib.import_module("draftstates.commands.prune"), "main", given.append)
+    cli.main(["prune", "--results", "elsewhere", "--delete"])
+    assert (given[0].results, given[0].delete) == (Path("elsewhere"), True)
 
-    def main() -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", *([file] if file else []))
 
-    with pytest.raises(SystemExit, match=f"error: {file or 'where this step writes'}: No space left on device; make room and run again"):
-        cli.run(main)
+def test_an_unknown_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["prnue"])
+    assert end.value.code == 2
+    assert "prnue" in capsys.readouterr().err
+
+
+def test_the_help_imports_no_command() -> None:
+    code = (
+        "import sys; from draftstates import cli\n"
+        "try:\n    cli.main(['--help'])\nexcept SystemExit:\n"
+        "    heavy = ('draftstates.commands', 'torch')\n"
+        "    sys.exit(any(name.startswith(heavy) for name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_users_error_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"^error: .*plan\.json"):
+        cli.main(["accounting", "--results", str(tmp_path)])

@@ -1,7 +1,8 @@
-"""Images and containers without Apptainer: what a digest covers, what an image must hold, what a container is shown."""
+"""Images and containers without Apptainer: what a digest covers, what an image must hold, what a
+container is shown.
+"""
 
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -9,32 +10,47 @@ from typing import Any
 
 import pytest
 
-from draftstates.containers import PARTS, check_image, image_digest, image_path, present_image, shown_to_server, shown_to_steps
+from draftstates.config import Configuration, Server, resolve
+from draftstates.containers import (
+    PARTS,
+    check_image,
+    image_digest,
+    image_path,
+    present_image,
+    shown_to_server,
+    shown_to_steps,
+)
 from draftstates.errors import UserError
 from draftstates.server.command import on_gpu
 from draftstates.server.starter import have_supervisor_started
 from draftstates.server.state import State
 
 REPOSITORY = Path(__file__).parents[2]
-NOT_OF_STEPS = ("draftstates.capture",)  # the server's
+# the server's
+NOT_OF_STEPS = ("draftstates.capture",)
 
 
-def configuration(folder: Path, **changes: Any) -> dict[str, Any]:
-    config = {
-        "data": {"sources": [{"name": "a", "files": [str(folder / "data/chats.jsonl")]}], "chat_template": None},
-        "model": {"path": str(folder / "model"), "prepare": "none"},
-        "server": {"state": None, "api_key_file": None},
+def configuration(folder: Path, **changes: Any) -> Configuration:
+    data = {"sources": [{"name": "a", "files": [str(folder / "data/chats.jsonl")]}]}
+    raw = {
+        "data": {**data, "max_tokens": 8},
+        "model": {"path": str(folder / "model")},
+        "capture": {},
         "results": str(folder / "results"),
     }
-    return {**config, **changes}
+    return resolve({**raw, **changes}, origin="test")
 
 
 @pytest.mark.parametrize("name", PARTS)
 def test_the_digest_covers_all_that_a_definition_copies(name: str) -> None:
     definition, *parts = PARTS[name]
-    section = re.search(r"^%files\n(.*?)^%", (REPOSITORY / definition).read_text(), re.MULTILINE | re.DOTALL)
+    section = re.search(
+        r"^%files\n(.*?)^%", (REPOSITORY / definition).read_text(), re.MULTILINE | re.DOTALL
+    )
     assert section, "it copies nothing"
-    assert sorted(line.split()[0] for line in section.group(1).strip().splitlines()) == sorted(parts)
+    assert sorted(line.split()[0] for line in section.group(1).strip().splitlines()) == sorted(
+        parts
+    )
 
 
 @pytest.mark.parametrize("change", ["package", "definition", "new file"])
@@ -49,28 +65,24 @@ def test_a_change_of_what_an_image_is_made_of_is_refused(change: str, tmp_path: 
             path.write_text("text\n")
     image = image_path("sglang", tmp_path)
     with pytest.raises(UserError, match="not there: build it with `make images`"):
-        check_image("sglang", str(image), tmp_path)
+        check_image("sglang", image, tmp_path)
     image.touch()
-    check_image("sglang", str(image), tmp_path)
+    check_image("sglang", image, tmp_path)
     (tmp_path / "draftstates/__pycache__").mkdir()
     (tmp_path / "draftstates/__pycache__/module.pyc").touch()
-    check_image("sglang", str(image), tmp_path)
-    path = {"package": "draftstates/module.py", "definition": "envs/sglang.def", "new file": "draftstates/other.py"}[change]
+    check_image("sglang", image, tmp_path)
+    path = {
+        "package": "draftstates/module.py",
+        "definition": "envs/sglang.def",
+        "new file": "draftstates/other.py",
+    }[change]
     (tmp_path / path).write_text("changed\n")
     now = image_digest("sglang", tmp_path)
     with pytest.raises(UserError, match=f"made of other parts .* then name envs/sglang-{now}.sif"):
-        check_image("sglang", str(image), tmp_path)
+        check_image("sglang", image, tmp_path)
     own = tmp_path / "mine.sif"
     own.touch()
-    check_image("sglang", str(own), tmp_path)
-
-
-def test_the_lock_of_the_tools_is_what_the_steps_need() -> None:
-    script = runpy.run_path(str(REPOSITORY / "scripts/lock_tools.py"))
-    assert (REPOSITORY / "envs/tools.lock").read_text() == script["tools_lock"](), "run: python scripts/lock_tools.py"
-    locked = {script["normal"](line.partition("==")[0]) for line in (REPOSITORY / "envs/tools.lock").read_text().splitlines()}
-    assert script["needed"]() <= locked, "requirements.lock leaves out what a step needs"
-    assert "sglang" not in locked
+    check_image("sglang", own, tmp_path)
 
 
 def test_no_step_imports_a_package_that_the_tools_leave_out() -> None:
@@ -92,6 +104,7 @@ for path in sorted(pathlib.Path("draftstates").rglob("*.py")):
     name = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
     if not name.startswith({NOT_OF_STEPS!r}):
         importlib.import_module(name)
+assert "draftstates.commands.status" in sys.modules
 for path in sorted(pathlib.Path("scripts").glob("*.py")):
     sys.argv = [str(path), "--help"]
     try:
@@ -103,7 +116,9 @@ try:
 except ImportError:
     print("refused")
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("refused\n")
 
@@ -112,18 +127,33 @@ def test_a_step_is_shown_what_the_configuration_names_and_no_more(tmp_path: Path
     for name in ("code", "data", "model", "results"):
         (tmp_path / name).mkdir()
     config = configuration(tmp_path)
-    shown = shown_to_steps(config, tmp_path / "code")
+    shown = shown_to_steps(config, code=tmp_path / "code", work=tmp_path / "code")
     modes = {"code": "rw", "data": "ro", "model": "ro", "results": "rw"}
     assert shown == [f"{tmp_path / name}:{tmp_path / name}:{mode}" for name, mode in modes.items()]
-    assert shown_to_server(config) == [bind for bind in shown if "code" not in bind and "data" not in bind]
+    assert shown_to_server(config) == [
+        bind for bind in shown if "code" not in bind and "data" not in bind
+    ]
 
 
-def test_what_lies_in_a_shown_folder_is_shown_once_and_results_below_the_sources_can_be_written(tmp_path: Path) -> None:
+def test_a_step_may_write_to_the_working_directory_and_only_read_the_workflow(
+    tmp_path: Path,
+) -> None:
+    for name in ("code", "data", "model", "results", "work"):
+        (tmp_path / name).mkdir()
+    code, work = tmp_path / "code", tmp_path / "work"
+    shown = shown_to_steps(configuration(tmp_path), code=code, work=work)
+    assert f"{code}:{code}:ro" in shown
+    assert f"{work}:{work}:rw" in shown
+
+
+def test_what_lies_in_a_shown_folder_is_shown_once_and_results_below_the_sources_can_be_written(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "data/results").mkdir(parents=True)
     (tmp_path / "data/code/model").mkdir(parents=True)
     model = {"path": str(tmp_path / "data/code/model"), "prepare": "none"}
     config = configuration(tmp_path, results=str(tmp_path / "data/results"), model=model)
-    shown = shown_to_steps(config, tmp_path / "data/code")
+    shown = shown_to_steps(config, code=tmp_path / "data/code", work=tmp_path / "data/code")
     assert [(bind.split(":")[0], bind.split(":")[2]) for bind in shown] == [
         (str(tmp_path / "data"), "ro"),
         (str(tmp_path / "data/code"), "rw"),
@@ -157,9 +187,11 @@ def test_an_image_is_known_by_its_file_name(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("told", ["cuda", "cpu"])
-def test_a_step_that_sees_no_gpus_is_told_what_the_server_computes_on(told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_sees_no_gpus_is_told_what_the_server_computes_on(
+    told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DRAFTSTATES_DEVICE", told)
-    assert on_gpu({"device": "auto", "launcher": "local"}) == (told == "cuda")
+    assert on_gpu(Server()) == (told == "cuda")
 
 
 def test_a_container_without_a_starter_on_the_host_is_told_so(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""The drafter example: its fault is the radix cache's, its prompts are not alike, and its agreement counts what it says."""
+"""The drafter example: its fault is the radix cache's, its prompts are not alike, and its agreement
+counts what it says.
+"""
 
 import importlib.util
 from pathlib import Path
@@ -33,7 +35,10 @@ def prompts() -> ModuleType:
 
 def test_a_sample_shares_its_longest_prefix_with_any_before_it(damage: ModuleType) -> None:
     tree = damage.PrefixTree()
-    shared = [tree.insert(ids) for ids in ([1, 2, 3, 4], [1, 2, 9, 4], [1, 2, 9, 5, 6], [7, 2, 3], [1, 2, 3, 4, 5])]
+    shared = [
+        tree.insert(ids)
+        for ids in ([1, 2, 3, 4], [1, 2, 9, 4], [1, 2, 9, 5, 6], [7, 2, 3], [1, 2, 3, 4, 5])
+    ]
     assert shared == [0, 2, 3, 0, 4]
 
 
@@ -61,18 +66,23 @@ def test_questions_that_share_half_their_words_are_not_both_chosen(prompts: Modu
         prompts.choose(iter(texts), 3)
 
 
-def test_agreement_is_counted_by_draft_step_from_targets_alone() -> None:
+def test_agreement_is_counted_by_draft_step_from_supervised_tokens_alone() -> None:
     own = torch.tensor([10, 11, 12, 13, 14])
-    targets = torch.tensor([False, True, True, True, False])
+    supervised = torch.tensor([False, True, True, True, False])
     drafted = [
-        torch.tensor([10, 11, 99, 13, 14]),  # of the drafts at 1, 2, 3: right, wrong, right
-        torch.tensor([11, 12, 13, 99, 99]),  # at 1, 2, for the tokens 2, 3: both right
-        torch.tensor([12, 99, 14, 99, 99]),  # at 1, for token 3: wrong; at 2 it would be for token 4, which is no target
+        # of the drafts at 1, 2, 3: right, wrong, right
+        torch.tensor([10, 11, 99, 13, 14]),
+        # at 1, 2, for the tokens 2, 3: both right
+        torch.tensor([11, 12, 13, 99, 99]),
+        # at 1, for token 3: wrong; at 2 it would be for token 4, which is not supervised
+        torch.tensor([12, 99, 14, 99, 99]),
     ]
-    assert load("agreement").count_agreement(drafted, own, targets) == ([2, 2, 0], [3, 2, 1])
+    assert load("agreement").count_agreement(drafted, own, supervised) == ([2, 2, 0], [3, 2, 1])
 
 
 def test_a_drafter_that_is_one_token_late_is_seen() -> None:
     own = torch.arange(8)
-    agreed, total = load("agreement").count_agreement([own.roll(1), own.roll(1)], own, torch.ones(8, dtype=torch.bool))
+    agreed, total = load("agreement").count_agreement(
+        [own.roll(1), own.roll(1)], own, torch.ones(8, dtype=torch.bool)
+    )
     assert (agreed, total) == ([0, 0], [8, 7])

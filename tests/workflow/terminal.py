@@ -1,4 +1,8 @@
-"""Snakemake in a terminal of its own: a test presses its keys, kills its processes and closes it, and sees what is left."""
+"""Snakemake in a terminal of its own.
+
+A test presses the terminal's keys, kills its processes, closes it, and checks the processes that
+remain.
+"""
 
 import contextlib
 import fcntl
@@ -19,10 +23,10 @@ CTRL_C = b"\x03"
 
 
 class Terminal:
-    """A run of Snakemake that owns its terminal, as in a person's window.
+    """Run of Snakemake that owns its terminal, as in a person's window.
 
-    `seen` is what it printed. Every process of it is known by a mark in its environment, or by its session: SGLang's processes
-    overwrite their environment with a title.
+    `seen` is its output. Every process of it is known by a mark in its environment, or by its
+    session: SGLang's processes overwrite their environment with a title.
     """
 
     def __init__(self, workspace: Workspace, *flags: str) -> None:
@@ -53,30 +57,35 @@ class Terminal:
         os.write(self._master, key)
 
     def close(self) -> None:
-        """The kernel sends HUP to whoever has it as their terminal."""
+        """Close the terminal: the kernel sends HUP to all processes that it controls."""
         self._closed.set()
         self._reader.join()
 
     def find(self, *words: str) -> list[int]:
-        """Pids of the run's living processes whose command line holds all of the words."""
-        return [int(line.split()[0]) for line in self.processes() if all(word in line for word in words)]
+        """Return the pids of the run's living processes whose command line holds all words."""
+        return [
+            int(line.split()[0]) for line in self.processes() if all(word in line for word in words)
+        ]
 
     def processes(self) -> list[str]:
-        """Pid and command line of each living process of this run."""
+        """Return pid and command line of each living process of this run."""
         found = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
                 pid = int(entry.name)
-                state, session = re.match(r".*\) (\S) \S+ \S+ (\S+)", (entry / "stat").read_text(), re.DOTALL).groups()
+                state, session = re.match(
+                    r".*\) (\S) \S+ \S+ (\S+)", (entry / "stat").read_text(), re.DOTALL
+                ).groups()
                 marked = self._mark in (entry / "environ").read_bytes()
                 if marked:
                     self._sessions.add(int(session))
                 if state not in "ZX" and (marked or int(session) in self._sessions):
-                    found.append(f"{pid} {(entry / 'cmdline').read_bytes().replace(bytes(1), b' ').decode(errors='replace')}")
+                    command = (entry / "cmdline").read_bytes().replace(bytes(1), b" ")
+                    found.append(f"{pid} {command.decode(errors='replace')}")
         return found
 
     def end(self) -> None:
-        """End whatever is left."""
+        """End all remaining processes."""
         for pid in self.find():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -86,6 +95,7 @@ class Terminal:
     def _read(self) -> None:
         while not self._closed.wait(0.02):
             if select.select([self._master], [], [], 0.05)[0]:
-                with contextlib.suppress(OSError):  # nobody has the other end any more
+                # No process has the other end any more.
+                with contextlib.suppress(OSError):
                     self._output += os.read(self._master, 65536)
         os.close(self._master)

@@ -1,4 +1,7 @@
-"""The rule `export` runs when the manifest changed, takes over what it exported before, and leaves nothing that counts when it fails."""
+"""The rule `export`: it runs when the manifest changed and reuses its earlier files.
+
+When it fails, it leaves nothing that counts.
+"""
 
 import json
 import os
@@ -9,17 +12,18 @@ from pathlib import Path
 import pytest
 from synthetic import capture_spec, norm_model, sample, write_manifest
 
-from draftstates import model
-from draftstates.shards import read_header
+from draftstates.model.digest import model_digest
+from draftstates.model.folder import ModelFolder
+from draftstates.shards.layout import read_header
 
 ROOT = Path(__file__).parents[2]
 SNAKEFILE = """
 from pathlib import Path
 from draftstates import workflow as ask
+from draftstates.paths import Results
 
-RUN = Path("results") / "{{run}}"
-LOGS = Path("results/logs")
-BENCHMARKS = Path("results/benchmarks")
+RESULTS = Results(Path("results"))
+CAPTURE = RESULTS.capture("{{capture}}")
 MODEL = Path("model")
 
 
@@ -37,23 +41,32 @@ include: "{root}/rules/export.smk"
 
 
 class Run:
-    """A folder with a manifest and the rule."""
+    """Folder with a manifest and the rule."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.spec = capture_spec(model_digest=model.digest(norm_model(folder / "model")))
+        self.spec = capture_spec(
+            model_digest=model_digest(ModelFolder(norm_model(folder / "model")))
+        )
         self.output = folder / "results" / "run" / "exports" / "specforge"
         (folder / "Snakefile").write_text(SNAKEFILE.format(root=ROOT))
-        (folder / "scripts").symlink_to(ROOT / "scripts")
 
     def manifest(self, count: int, *, missing: int | None = None) -> None:
         samples = [sample(6 + i, spec=self.spec, seed=i) for i in range(count) if i != missing]
         write_manifest(self.folder / "results" / "run", [samples], spec=self.spec)
 
     def snakemake(self) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "DRAFTSTATES_MODEL": "model", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        environment = {
+            **os.environ,
+            "DRAFTSTATES_MODEL": "model",
+            "DRAFTSTATES_SCRIPTS": str(ROOT / "scripts"),
+            "PYTHONPATH": str(ROOT),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
         command = [sys.executable, "-m", "snakemake", "--cores", "1", "--quiet", "progress"]
-        return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True)
+        return subprocess.run(
+            command, cwd=self.folder, env=environment, capture_output=True, text=True
+        )
 
     def said(self) -> str:
         return (self.folder / "results" / "logs" / "run" / "export" / "specforge.log").read_text()
@@ -68,7 +81,11 @@ def test_an_export_follows_its_manifest_and_writes_only_what_is_new(run: Run) ->
     run.manifest(8, missing=3)
     assert run.snakemake().returncode == 0
     assert "7 files written and read back, 0 as they were" in run.said()
-    assert json.loads((run.output / "export.json").read_text())["layers"] == {"r_2": 1, "r_3": 2, "r_5": 4}
+    assert json.loads((run.output / "export.json").read_text())["layers"] == {
+        "r_2": 1,
+        "r_3": 2,
+        "r_5": 4,
+    }
     assert (run.output / "vocab_mapping.pt").exists()
 
     again = run.snakemake()
@@ -86,7 +103,10 @@ def test_a_failed_export_leaves_no_summary_and_keeps_what_was_exported(run: Run)
     folder = run.folder / "results" / "run"
     shard = folder / json.loads((folder / "manifest.json").read_text())["shards"][0]["path"]
     whole = shard.read_bytes()
-    at = read_header(shard).tensors["final_hidden_state"][3] - 1  # in the new sample's last row; the others are not read again
+    at = (
+        read_header(shard).tensors["final_hidden_state"][3] - 1
+        # The fault is in the new sample's last row; the other samples are not read.
+    )
     shard.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
     assert run.snakemake().returncode != 0
     assert run.said().startswith("error: ") and "does not have the checksum" in run.said()

@@ -1,6 +1,7 @@
-"""What of the graph concerns Snakemake alone: its triggers and settings, dry runs, wrong keys, the style of the rules.
+"""Snakemake's part of the graph: triggers, settings, dry runs, wrong keys, style of the rules.
 
-The commands from the server on are stand-ins, so that a run takes seconds; `test_incremental.py` has the real ones.
+All commands but those of plan and exports are stand-ins, so that a run takes seconds;
+`test_incremental.py` has the real ones.
 """
 
 import fcntl
@@ -10,7 +11,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from changes import NO_CHANGES, edit_row, exclude_sample, remove_attestation
+from changes import (
+    NO_CHANGES,
+    edit_row,
+    exclude_sample,
+    remove_attestation,
+    replace_weights,
+)
 from workspace import REPOSITORY, Workspace, chat, make_workspace, tiny_config
 
 WITHOUT_PROFILE = ("--workflow-profile", "none")
@@ -18,8 +25,10 @@ WITHOUT_PROFILE = ("--workflow-profile", "none")
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Workspace:
-    """A workspace whose first run is over, with stand-ins. Tests work on copies."""
-    workspace = make_workspace(tmp_path_factory.mktemp("finished") / "work", tiny_model, standins=True)
+    """Make a workspace whose first run is over, with stand-ins. Tests use copies."""
+    workspace = make_workspace(
+        tmp_path_factory.mktemp("finished") / "work", tiny_model, standins=True
+    )
     first = workspace.run()
     assert first.extracted == len(workspace.shards()) == len(workspace.plan()["shards"]) >= 6
     return workspace
@@ -27,7 +36,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Work
 
 @pytest.fixture
 def workspace(finished: Workspace, tmp_path: Path) -> Workspace:
-    """A copy of the finished workspace, with all times as they were: moved to another path, then."""
+    """Copy the finished workspace to another path, with all times unchanged."""
     folder = tmp_path / "copy"
     shutil.copytree(finished.folder, folder, copy_function=shutil.copy2)
     return Workspace(folder, tiny_config())
@@ -39,16 +48,24 @@ def test_a_sample_excluded_is_at_most_two_captures(workspace: Workspace) -> None
     assert workspace.run(*WITHOUT_PROFILE).nothing_to_be_done
 
 
-@pytest.mark.parametrize("flags", [WITHOUT_PROFILE, ("--rerun-triggers", "mtime"), ("--forcerun", "server", "extract")], ids="-".join)
-def test_no_setting_of_snakemake_brings_a_capture_back(workspace: Workspace, flags: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "flags",
+    [(*WITHOUT_PROFILE, "--forcerun", "server", "extract"), ("--rerun-triggers", "mtime")],
+    ids="-".join,
+)
+def test_no_setting_of_snakemake_brings_a_capture_back(
+    workspace: Workspace, flags: tuple[str, ...]
+) -> None:
     for change in NO_CHANGES:
         change(workspace)
     run = workspace.run(*flags, cores=1)
     assert run.extracted == run.jobs("server") == 0
 
 
-@pytest.mark.parametrize("part", [".probe.safetensors", ".receipts.json"])
-def test_what_lies_beside_a_shard_is_needed_only_to_verify_it(workspace: Workspace, part: str) -> None:
+@pytest.mark.parametrize("part", [".recaptures.safetensors", ".receipts.json"])
+def test_what_lies_beside_a_shard_is_needed_only_to_verify_it(
+    workspace: Workspace, part: str
+) -> None:
     shard = workspace.shards()[2]
     shard.with_suffix(part).unlink()
     (shard.parents[1] / "verified" / f"{shard.stem}.json").unlink()
@@ -63,8 +80,35 @@ def test_one_shard_and_the_attestation_deleted_is_one_capture(workspace: Workspa
     assert (run.extracted, run.jobs("server")) == (1, 1)
 
 
+def test_other_layers_are_captured_under_another_key_and_going_back_is_free(
+    workspace: Workspace,
+) -> None:
+    folder_name, shards = workspace.plan()["capture_folder"], workspace.shards()
+    workspace.config["capture"]["residual_layers"] = [0, 2, 4]
+    assert workspace.run().extracted == len(workspace.plan()["shards"]), "other layers"
+    assert workspace.plan()["capture_folder"] != folder_name
+    assert all(shard.exists() for shard in shards)
+    workspace.config = tiny_config()
+    assert workspace.run().extracted == 0, "the first layers"
+    assert workspace.plan()["capture_folder"] == folder_name
+
+
+def test_weights_replaced_in_the_same_folder_capture_everything_and_tokenise_nothing(
+    workspace: Workspace, demo_model: Path
+) -> None:
+    folder_name = workspace.plan()["capture_folder"]
+    replace_weights(workspace, demo_model)
+    run = workspace.run()
+    assert (run.extracted, run.jobs("server")) == (len(workspace.plan()["shards"]), 1)
+    assert run.jobs("tokenise") == 0
+    assert workspace.plan()["capture_folder"] != folder_name
+
+
 def test_other_data_older_than_its_tokens_are_tokenised(workspace: Workspace) -> None:
-    """Moved into place, as by `mv` or `rsync -a`: Snakemake sees no input that is newer than what was made of it."""
+    """The file is moved into place, as by `mv` or `rsync -a`.
+
+    Snakemake sees no input that is newer than the output of the rule.
+    """
     data, tokens = workspace.folder / "one.jsonl", workspace.results / "tokens" / "one.parquet"
     edit_row(workspace)
     os.utime(data, ns=(tokens.stat().st_mtime_ns - 1_000_000,) * 2)
@@ -75,7 +119,7 @@ def test_other_data_older_than_its_tokens_are_tokenised(workspace: Workspace) ->
 
 
 def test_a_data_folder_saved_again_is_tokenised_again(workspace: Workspace) -> None:
-    """`save_to_disk` leaves the folder's own time as it was."""
+    """`save_to_disk` does not change the folder's own time."""
     import datasets
 
     folder, rows = workspace.folder / "one", workspace.rows()
@@ -90,7 +134,9 @@ def test_a_data_folder_saved_again_is_tokenised_again(workspace: Workspace) -> N
     assert 1 <= run.extracted <= 2
 
 
-def test_data_touched_are_tokenised_again_and_captured_and_verified_not(workspace: Workspace) -> None:
+def test_data_touched_are_tokenised_again_and_captured_and_verified_not(
+    workspace: Workspace,
+) -> None:
     before = {path: path.read_bytes() for path in workspace.results.glob("tokens/*.*")}
     (workspace.folder / "one.jsonl").touch()
     run = workspace.run()
@@ -116,13 +162,18 @@ def test_a_damaged_plan_is_named_and_what_the_message_says_mends_it(workspace: W
     plan.write_text(whole[:100])
     failed = workspace.snakemake()
     assert failed.returncode != 0
-    assert "plan.json: expected a plan" in failed.stdout and "run again with --forcerun plan" in failed.stdout
+    assert (
+        "plan.json: expected a plan" in failed.stdout
+        and "run: snakemake --cores all --forcerun plan" in failed.stdout
+    )
     assert workspace.run("--forcerun", "plan").extracted == 0
     assert json.loads(plan.read_text())["shards"] == json.loads(whole)["shards"]
 
 
 def test_a_wrong_key_is_named_before_anything_runs(workspace: Workspace) -> None:
-    workspace.config["data"]["sources"][0]["nmae"] = workspace.config["data"]["sources"][0].pop("name")
+    workspace.config["data"]["sources"][0]["nmae"] = workspace.config["data"]["sources"][0].pop(
+        "name"
+    )
     edit_row(workspace)
     failed = workspace.snakemake()
     assert failed.returncode != 0
@@ -131,8 +182,13 @@ def test_a_wrong_key_is_named_before_anything_runs(workspace: Workspace) -> None
     assert "rule tokenise" not in failed.stdout
 
 
-def test_a_second_run_on_one_results_folder_is_refused_before_it_replaces_the_plan(workspace: Workspace) -> None:
-    """From a working directory of its own, which Snakemake's lock is for; later the first run's jobs would read its plan."""
+def test_a_second_run_on_one_results_folder_is_refused_before_it_replaces_the_plan(
+    workspace: Workspace,
+) -> None:
+    """The second run has a working directory of its own, so Snakemake's lock does not stop it.
+
+    The first run's later jobs would read its plan.
+    """
     before = (workspace.results / "plan.json").read_bytes()
     edit_row(workspace)
     with open(workspace.results / ".run.lock", "w") as first:
@@ -149,8 +205,10 @@ def test_a_second_run_on_one_results_folder_is_refused_before_it_replaces_the_pl
 
 
 def test_a_given_configuration_stands_alone(workspace: Workspace) -> None:
-    """A key that it leaves out is not taken from config.yaml."""
-    (workspace.folder / "mine.yaml").write_text(json.dumps({key: value for key, value in tiny_config().items() if key != "data"}))
+    """A key that the configuration leaves out is not taken from config.yaml."""
+    (workspace.folder / "mine.yaml").write_text(
+        json.dumps({key: value for key, value in tiny_config().items() if key != "data"})
+    )
     failed = workspace.snakemake("--configfile", "mine.yaml")
     assert failed.returncode != 0
     assert "mine.yaml: data: missing" in failed.stdout
@@ -163,11 +221,17 @@ def test_a_dry_run_writes_nothing(workspace: Workspace) -> None:
     assert sorted((workspace.folder / "results").rglob("*")) == before
 
 
-@pytest.mark.parametrize("tool", [["snakefmt", "--check", "Snakefile", "rules"], ["snakemake", "--lint"]], ids=lambda tool: tool[0])
+@pytest.mark.parametrize(
+    "tool",
+    [["snakefmt", "--check", "Snakefile", "rules"], ["snakemake", "--lint"]],
+    ids=lambda tool: tool[0],
+)
 def test_the_rules_are_clean(workspace: Workspace, tool: list[str]) -> None:
     import subprocess
     import sys
 
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(tool, cwd=REPOSITORY, env={**os.environ, "PATH": path}, capture_output=True, text=True)
+    done = subprocess.run(
+        tool, cwd=REPOSITORY, env={**os.environ, "PATH": path}, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr

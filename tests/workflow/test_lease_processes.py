@@ -1,4 +1,4 @@
-"""The lease seen from its processes: who is told what, who ends whom, what is shared and what is not."""
+"""The processes of a lease: their information, their ends, and what they share."""
 
 import dataclasses
 import fcntl
@@ -14,30 +14,52 @@ import pytest
 from lease_harness import FILES, Playground, ask, ended, eventually, find
 
 from draftstates.errors import UserError
-from draftstates.server.files import is_held
+from draftstates.files import is_held
 from draftstates.server.lease import lease
 from draftstates.server.processes import OWNER_VARIABLE, Process, adopt_ownership
 from draftstates.server.settings import ServerSettings
 from draftstates.server.state import State
 
 
-def client_with_owner(play: Playground, settings: ServerSettings) -> tuple[subprocess.Popen, subprocess.Popen]:
-    """A process that holds a lease for ten minutes, and the process that owns the server."""
+def client_with_owner(
+    play: Playground, settings: ServerSettings
+) -> tuple[subprocess.Popen, subprocess.Popen]:
+    """Start a process that holds a lease for ten minutes, and the process that owns the server."""
     owner = subprocess.Popen(["sleep", "600"])
     (play.folder / "settings.json").write_text(settings.to_json())
-    command = [sys.executable, str(FILES / "shard.py"), "out.txt", "--seconds", "600", "--fail", "none"]
-    client = subprocess.Popen(command, cwd=play.folder, env={**play.environment(), OWNER_VARIABLE: str(Process.of(owner.pid))})
-    eventually(lambda: (play.folder / "state/address.json").exists(), within=20, what="the server is announced")
+    command = [
+        sys.executable,
+        str(FILES / "shard.py"),
+        "out.txt",
+        "--seconds",
+        "600",
+        "--fail",
+        "none",
+    ]
+    client = subprocess.Popen(
+        command,
+        cwd=play.folder,
+        env={**play.environment(), OWNER_VARIABLE: str(Process.of(owner.pid))},
+    )
+    eventually(
+        lambda: (play.folder / "state/address.json").exists(),
+        within=20,
+        what="the server is announced",
+    )
     return client, owner
 
 
 def test_the_server_ends_when_idle_and_not_while_leased(play: Playground) -> None:
     settings = play.settings("--helpers", "2", idle_seconds=0.5)
+    state = State(settings.state)
     with lease(settings) as address:
         time.sleep(1.5)
         ask(address.url, address.api_key)
         assert len(find(play, "time.sleep(600)")) == 2
+        assert state.key_config.exists()
     ended(play, within=5)
+    assert not state.key_config.exists()
+    assert list(state.owners.iterdir()) == []
 
 
 def test_a_second_lease_within_the_idle_time_finds_the_same_server(play: Playground) -> None:
@@ -59,17 +81,25 @@ def test_no_descriptor_of_client_or_supervisor_reaches_the_server(play: Playgrou
             assert pipe not in found
             assert "lock" not in found
             supervisor = find(play, "draftstates.server.supervisor")[0]
-            links = [os.readlink(path) for path in Path(f"/proc/{supervisor}/fd").iterdir() if path.is_symlink()]
+            links = [
+                os.readlink(path)
+                for path in Path(f"/proc/{supervisor}/fd").iterdir()
+                if path.is_symlink()
+            ]
             assert not [link for link in links if "lease.lock" in link or link == pipe]
     finally:
         os.close(read)
         os.close(write)
 
 
-@pytest.mark.parametrize("victim", ["draftstates.server.supervisor", "draftstates.server.keeper", "stub_server.py"])
+@pytest.mark.parametrize(
+    "victim", ["draftstates.server.supervisor", "draftstates.server.keeper", "stub_server.py"]
+)
 def test_one_process_killed_takes_the_whole_tree_along(play: Playground, victim: str) -> None:
     with lease(play.settings("--stubborn", "--helpers", "2", idle_seconds=600.0)):
-        pid = [pid for pid in find(play, victim) if victim != "stub_server.py" or pid in play.starts()][0]
+        pid = [
+            pid for pid in find(play, victim) if victim != "stub_server.py" or pid in play.starts()
+        ][0]
         os.kill(pid, signal.SIGKILL)
         ended(play)
 
@@ -77,28 +107,48 @@ def test_one_process_killed_takes_the_whole_tree_along(play: Playground, victim:
 def test_supervisor_and_keeper_killed_at_once_take_the_server_along(play: Playground) -> None:
     with lease(play.settings("--stubborn", idle_seconds=600.0)):
         for word in ("draftstates.server.supervisor", "draftstates.server.keeper"):
-            os.kill(find(play, word)[0], signal.SIGSTOP)  # so that neither sees the other's end
+            # Neither process may see the other's end.
+            os.kill(find(play, word)[0], signal.SIGSTOP)
         for word in ("draftstates.server.supervisor", "draftstates.server.keeper"):
             os.kill(find(play, word)[0], signal.SIGKILL)
         ended(play, within=5)
 
 
-def test_after_a_killed_supervisor_the_next_server_waits_for_the_old_one_to_end(play: Playground) -> None:
+def test_after_a_killed_supervisor_the_next_server_waits_for_the_old_one_to_end(
+    play: Playground,
+) -> None:
     settings = play.settings("--stubborn")
     with lease(settings):
         os.kill(find(play, "draftstates.server.supervisor")[0], signal.SIGKILL)
-        # its memory goes first, by which it is found, and its locks a moment later
+        # The kernel frees a process's memory, by which it is found, before its locks.
         alive = State(settings.state).alive_lock
-        eventually(lambda: not is_held(alive, fcntl.LOCK_SH), within=5, what="the supervisor is gone")
+        eventually(
+            lambda: not is_held(alive, fcntl.LOCK_SH), within=5, what="the supervisor is gone"
+        )
     with lease(settings):
-        assert len(find(play, "stub_server.py", "--stubborn")) == 2  # one server and its keeper
+        # One server and its keeper.
+        assert len(find(play, "stub_server.py", "--stubborn")) == 2
     assert len(play.starts()) == 2
 
 
-def test_a_server_that_dies_under_a_lease_is_in_the_error_and_the_next_lease_starts_another(play: Playground) -> None:
-    settings = play.settings("--stubborn", "--helpers", "1", stop_seconds=2.0)  # what is left of the first ends while the second waits
+def test_a_server_that_dies_under_a_lease_is_in_the_error_and_the_next_lease_starts_another(
+    play: Playground,
+) -> None:
+    settings = play.settings(
+        "--stubborn",
+        "--helpers",
+        "1",
+        stop_seconds=2.0,
+        # The rest of the first server ends while the second one waits.
+    )
     with (
-        pytest.raises(UserError, match=r"(?s)refused.*the server was ended by SIGKILL; the last lines of .*server.log:\nready"),
+        pytest.raises(
+            UserError,
+            match=(
+                r"(?s)refused.*the server was ended by SIGKILL; the last lines of"
+                r" .*server.log:\nready"
+            ),
+        ),
         lease(settings),
     ):
         os.kill(play.starts()[0], signal.SIGKILL)
@@ -113,7 +163,10 @@ def test_an_error_that_is_not_the_servers_passes_unchanged(play: Playground) -> 
 
 
 def test_a_server_stopped_by_hand_is_named(play: Playground) -> None:
-    with pytest.raises(UserError, match="the server was stopped while it was in use"), lease(play.settings()):
+    with (
+        pytest.raises(UserError, match="the server was stopped while it was in use"),
+        lease(play.settings()),
+    ):
         os.kill(find(play, "draftstates.server.supervisor")[0], signal.SIGTERM)
         raise ConnectionError("connection refused")
     ended(play)
@@ -121,7 +174,8 @@ def test_a_server_stopped_by_hand_is_named(play: Playground) -> None:
 
 def test_the_owners_end_ends_server_and_clients(play: Playground) -> None:
     client, owner = client_with_owner(play, play.settings(idle_seconds=600.0))
-    owner.kill()  # not waited for: it stays as a zombie, which counts as dead
+    # The test does not wait for the process: it stays as a zombie, which counts as dead.
+    owner.kill()
     assert client.wait(timeout=10) == 128 + signal.SIGTERM, "told to end, and cleared up"
     ended(play)
     owner.wait()
@@ -133,15 +187,22 @@ def test_a_process_that_got_an_owners_number_later_is_not_the_owner(play: Playgr
     assert not dataclasses.replace(current, started=current.started - 1).is_alive()
 
 
-def test_a_lease_for_an_owner_that_is_gone_is_refused(play: Playground, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_for_an_owner_that_is_gone_is_refused(
+    play: Playground, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(OWNER_VARIABLE, "1:1")
-    with pytest.raises(UserError, match="the process 1:1 that DRAFTSTATES_OWNER names is gone"), lease(play.settings()):
+    with (
+        pytest.raises(UserError, match="the process 1:1 that DRAFTSTATES_OWNER names is gone"),
+        lease(play.settings()),
+    ):
         pass
     adopt_ownership()
     assert os.environ[OWNER_VARIABLE] == str(Process.current())
 
 
-def test_a_living_owner_is_kept_by_the_processes_below_it(play: Playground, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_living_owner_is_kept_by_the_processes_below_it(
+    play: Playground, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parent = str(Process.of(os.getppid()))
     monkeypatch.setenv(OWNER_VARIABLE, parent)
     adopt_ownership()
@@ -150,7 +211,12 @@ def test_a_living_owner_is_kept_by_the_processes_below_it(play: Playground, monk
 
 def test_a_malformed_owner_is_named(play: Playground, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(OWNER_VARIABLE, "twelve")
-    with pytest.raises(UserError, match="DRAFTSTATES_OWNER must be <pid>:<start time>, found 'twelve'"), lease(play.settings()):
+    with (
+        pytest.raises(
+            UserError, match="DRAFTSTATES_OWNER must be <pid>:<start time>, found 'twelve'"
+        ),
+        lease(play.settings()),
+    ):
         pass
 
 
@@ -163,13 +229,21 @@ def test_a_server_with_other_settings_is_not_shared(play: Playground) -> None:
         pass
 
 
-def test_a_server_with_other_settings_that_a_dead_run_has_left_is_replaced(play: Playground) -> None:
+def test_a_server_with_other_settings_that_a_dead_run_has_left_is_replaced(
+    play: Playground,
+) -> None:
     client, owner = client_with_owner(play, play.settings("--stubborn", idle_seconds=600.0))
-    os.kill(find(play, "draftstates.server.supervisor")[0], signal.SIGSTOP)  # so that it does not see its owner's end itself
+    os.kill(
+        find(play, "draftstates.server.supervisor")[0],
+        signal.SIGSTOP,
+        # The process must not see its owner's end itself.
+    )
     owner.kill()
     owner.wait()
     client.wait(timeout=10)
-    timer = threading.Timer(1.0, os.kill, (find(play, "draftstates.server.supervisor")[0], signal.SIGCONT))
+    timer = threading.Timer(
+        1.0, os.kill, (find(play, "draftstates.server.supervisor")[0], signal.SIGCONT)
+    )
     timer.start()
     with lease(play.settings("--delay", "0.1")):
         assert not find(play, "stub_server.py", "--stubborn")
@@ -177,29 +251,47 @@ def test_a_server_with_other_settings_that_a_dead_run_has_left_is_replaced(play:
 
 def test_a_server_that_is_never_ready_fails_at_its_deadline(play: Playground) -> None:
     began = time.monotonic()
-    with pytest.raises(UserError, match=r"not ready within 2 s \(.*refused"), lease(play.settings("--delay", "600", start_seconds=2.0)):
+    with (
+        pytest.raises(UserError, match=r"not ready within 2 s \(.*refused"),
+        lease(play.settings("--delay", "600", start_seconds=2.0)),
+    ):
         pass
     assert time.monotonic() - began < 10
     ended(play)
 
 
 def test_a_command_that_does_not_exist_is_named(play: Playground) -> None:
-    settings = dataclasses.replace(play.settings(), command=["/no/such/program"])
-    with pytest.raises(UserError, match="cannot start /no/such/program: No such file"), lease(settings):
+    settings = play.settings().model_copy(update={"command": ["/no/such/program"]})
+    with (
+        pytest.raises(UserError, match="cannot start /no/such/program: No such file"),
+        lease(settings),
+    ):
         pass
 
 
 def test_a_held_server_stays_until_interrupted_and_its_death_is_told(play: Playground) -> None:
     (play.folder / "settings.json").write_text(play.settings(idle_seconds=0.5).to_json())
     code = (
-        "from draftstates.server.hold import hold; from draftstates.server.settings import ServerSettings; from draftstates.cli import run;"
+        "from draftstates.server.hold import hold; from draftstates.server.settings import"
+        " ServerSettings; from draftstates.errors import run_command;"
     )
-    code += "run(lambda: hold(ServerSettings.from_json(open('settings.json').read())))"
+    code += "run_command(lambda: hold(ServerSettings.from_json(open('settings.json').read())))"
     for number, status, word in [
         (signal.SIGINT, 0, ""),
-        (signal.SIGKILL, 1, "\nthe server was ended by SIGKILL; the last lines of"),  # after "refused" or "reset", as it fell
+        (
+            signal.SIGKILL,
+            1,
+            "\nthe server was ended by SIGKILL; the last lines of",
+            # The text before it is "refused" or "reset", by the moment of the kill.
+        ),
     ]:
-        holder = subprocess.Popen([sys.executable, "-c", code], cwd=play.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        holder = subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=play.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         assert holder.stdout is not None
         assert holder.stdout.readline().startswith("ready at http://127.0.0.1:")
         time.sleep(1.0)

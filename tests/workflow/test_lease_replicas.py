@@ -1,4 +1,8 @@
-"""Several servers on one machine: each job has one, each server its own GPUs, and one that dies costs the others nothing."""
+"""Several servers on one machine.
+
+Each job has one server, each server has its own GPUs, and the death of one costs the others
+nothing.
+"""
 
 import contextlib
 import json
@@ -27,17 +31,27 @@ def test_leases_are_spread_over_the_replicas_by_load(play: Playground) -> None:
     assert (play.folder / "server.2.log").read_text().endswith("ready\n")
 
 
-def test_a_replica_that_dies_is_started_again_alone_and_its_work_goes_to_the_others(play: Playground) -> None:
-    settings = play.settings("--stubborn", "--helpers", "1", "--delay", "1", replicas=2, stop_seconds=0.5)
+def test_a_replica_that_dies_is_started_again_alone_and_its_work_goes_to_the_others(
+    play: Playground,
+) -> None:
+    settings = play.settings(
+        "--stubborn", "--helpers", "1", "--delay", "1", replicas=2, stop_seconds=0.5
+    )
     with lease(settings) as kept:
         keeper_of_work = asked(kept.url, kept.api_key)["pid"]
-        with pytest.raises(UserError, match=r"(?s)refused.*the server was ended by SIGKILL"), lease(settings) as lost:
+        with (
+            pytest.raises(UserError, match=r"(?s)refused.*the server was ended by SIGKILL"),
+            lease(settings) as lost,
+        ):
             assert lost.url != kept.url
             os.kill(asked(lost.url, lost.api_key)["pid"], signal.SIGKILL)
             raise ConnectionError("refused")
         with lease(settings) as retried:
-            assert retried.url == kept.url  # the other one is not back yet
-        eventually(lambda: len(play.starts()) == 3, within=15, what="the dead replica is started again")
+            # The other server has not restarted yet.
+            assert retried.url == kept.url
+        eventually(
+            lambda: len(play.starts()) == 3, within=15, what="the dead replica is started again"
+        )
         assert asked(kept.url, kept.api_key)["pid"] == keeper_of_work
 
         def back() -> bool:
@@ -53,11 +67,21 @@ def test_a_replica_that_keeps_dying_is_given_up_and_the_others_go_on(play: Playg
     with lease(settings) as kept:
         survivor = asked(kept.url, kept.api_key)["pid"]
         for starts in (2, 3):
-            eventually(lambda starts=starts: len(play.starts()) == starts, within=15, what=f"start {starts}")
+            eventually(
+                lambda starts=starts: len(play.starts()) == starts,
+                within=15,
+                what=f"start {starts}",
+            )
             for pid in set(play.starts()) - {survivor}:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        eventually(lambda: len(json.loads((play.folder / "state/address.json").read_text())["servers"]) == 1, within=5, what="one left")
+        eventually(
+            lambda: (
+                len(json.loads((play.folder / "state/address.json").read_text())["servers"]) == 1
+            ),
+            within=5,
+            what="one left",
+        )
         with lease(settings) as other:
             assert other.url == kept.url
     assert len(play.starts()) == 3
@@ -75,17 +99,28 @@ def test_all_replicas_dead_is_a_failure_and_the_next_lease_starts_all(play: Play
 
 
 def test_replicas_that_cannot_start_fail_at_once(play: Playground) -> None:
-    with pytest.raises(UserError, match="exited with status 3"), lease(play.settings("--break", replicas=2)):
+    with (
+        pytest.raises(UserError, match="exited with status 3"),
+        lease(play.settings("--break", replicas=2)),
+    ):
         pass
     assert len(play.starts()) <= 2
     ended(play)
 
 
-def test_each_replica_has_gpus_of_its_own(play: Playground, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_replica_has_gpus_of_its_own(
+    play: Playground, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     settings = play.settings(replicas=2, gpus_each=2)
     with lease(settings) as first, lease(settings) as second:
-        assert {asked(address.url, address.api_key)["gpus"] for address in (first, second)} == {"4,5", "6,7"}
+        assert {asked(address.url, address.api_key)["gpus"] for address in (first, second)} == {
+            "4,5",
+            "6,7",
+        }
     ended(play)
-    with pytest.raises(UserError, match=r"3 replicas of 2 GPUs need 6, found 4 \(4,5,6,7\)"), lease(play.settings(replicas=3, gpus_each=2)):
+    with (
+        pytest.raises(UserError, match=r"3 replicas of 2 GPUs need 6, found 4 \(4,5,6,7\)"),
+        lease(play.settings(replicas=3, gpus_each=2)),
+    ):
         pass

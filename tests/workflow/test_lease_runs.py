@@ -1,4 +1,4 @@
-"""One server for all jobs of a real Snakemake run: started once, only if needed, again if it dies."""
+"""One server for all jobs of a run: started once, only if needed, and restarted if it dies."""
 
 import os
 import signal
@@ -10,12 +10,16 @@ from lease_harness import Playground, eventually
 
 @pytest.mark.parametrize("cores", [1, 2, 8])
 def test_one_start_serves_twelve_shards(play: Playground, cores: int) -> None:
-    assert play.snakemake(play.settings(), "--cores", str(cores), shards=12).wait() == 0, play.said()
+    assert play.snakemake(play.settings(), "--cores", str(cores), shards=12).wait() == 0, (
+        play.said()
+    )
     assert len(play.outputs()) == 12
     assert len(play.starts()) == 1
 
 
-def test_nothing_stale_starts_no_server_and_two_deleted_run_two_jobs_on_one(play: Playground) -> None:
+def test_nothing_stale_starts_no_server_and_two_deleted_run_two_jobs_on_one(
+    play: Playground,
+) -> None:
     assert play.snakemake(play.settings(), "--cores", "4", shards=12).wait() == 0, play.said()
     assert play.snakemake(play.settings(), "--cores", "1", shards=12).wait() == 0
     assert "Nothing to be done" in play.said()
@@ -30,7 +34,10 @@ def test_nothing_stale_starts_no_server_and_two_deleted_run_two_jobs_on_one(play
 
 
 def test_a_failing_shard_costs_no_other_and_the_rerun_does_it_alone(play: Playground) -> None:
-    assert play.snakemake(play.settings(), "--cores", "4", "--keep-going", shards=6, fail="2").wait() == 1
+    assert (
+        play.snakemake(play.settings(), "--cores", "4", "--keep-going", shards=6, fail="2").wait()
+        == 1
+    )
     assert play.outputs() == ["0", "1", "3", "4", "5"]
     assert "out/2.txt: planted" in (play.folder / "logs/2.log").read_text()
     before = play.said().count("rule shard:")
@@ -39,15 +46,23 @@ def test_a_failing_shard_costs_no_other_and_the_rerun_does_it_alone(play: Playgr
 
 
 def test_a_server_killed_in_the_middle_is_started_again_for_the_retries(play: Playground) -> None:
-    run = play.snakemake(play.settings("--helpers", "1"), "--cores", "2", "--retries", "1", shards=4, seconds=1.5)
-    eventually(lambda: (play.folder / "state/address.json").exists(), within=20, what="the server is announced")
+    run = play.snakemake(
+        play.settings("--helpers", "1"), "--cores", "2", "--retries", "1", shards=4, seconds=1.5
+    )
+    eventually(
+        lambda: (play.folder / "state/address.json").exists(),
+        within=20,
+        what="the server is announced",
+    )
     os.kill(play.starts()[0], signal.SIGKILL)
     assert run.wait() == 0, play.said()
     assert len(play.starts()) == 2
     assert play.outputs() == ["0", "1", "2", "3"]
 
 
-def test_a_server_that_cannot_start_fails_the_jobs_at_once_with_its_last_lines(play: Playground) -> None:
+def test_a_server_that_cannot_start_fails_the_jobs_at_once_with_its_last_lines(
+    play: Playground,
+) -> None:
     run = play.snakemake(play.settings("--break", start_seconds=600.0), "--cores", "2", shards=2)
     assert run.wait(timeout=30) == 1
     log = (play.folder / "logs/0.log").read_text()
@@ -58,7 +73,9 @@ def test_a_server_that_cannot_start_fails_the_jobs_at_once_with_its_last_lines(p
 
 
 def test_a_slow_start_needs_no_latency_wait(play: Playground) -> None:
-    run = play.snakemake(play.settings("--delay", "6"), "--cores", "2", "--latency-wait", "1", shards=2)
+    run = play.snakemake(
+        play.settings("--delay", "6"), "--cores", "2", "--latency-wait", "1", shards=2
+    )
     assert run.wait() == 0, play.said()
 
 
@@ -67,11 +84,16 @@ def test_runs_in_two_folders_share_nothing(tmp_path: Path) -> None:
     for play in plays:
         play.folder.mkdir()
     try:
-        runs = [play.snakemake(play.settings(), "--cores", "2", shards=3, seconds=1.0) for play in plays]
+        runs = [
+            play.snakemake(play.settings(), "--cores", "2", shards=3, seconds=1.0) for play in plays
+        ]
         assert [run.wait() for run in runs] == [0, 0], plays[0].said() + plays[1].said()
         pids = [set(play.starts()) for play in plays]
         assert [len(found) for found in pids] == [1, 1]
-        assert [(play.folder / "out/0.txt").read_text().count(f'"pid": {min(found)}') for play, found in zip(plays, pids, strict=True)] == [
+        assert [
+            (play.folder / "out/0.txt").read_text().count(f'"pid": {min(found)}')
+            for play, found in zip(plays, pids, strict=True)
+        ] == [
             1,
             1,
         ]
@@ -93,12 +115,26 @@ def test_runs_in_two_folders_share_nothing(tmp_path: Path) -> None:
     ],
     ids=lambda value: value.name if isinstance(value, signal.Signals) else value,
 )
-def test_nothing_survives_a_run_by_ten_seconds(play: Playground, number: signal.Signals, whom: str) -> None:
+def test_nothing_survives_a_run_by_ten_seconds(
+    play: Playground, number: signal.Signals, whom: str
+) -> None:
     settings = play.settings("--helpers", "2", "--stubborn", idle_seconds=600.0)
     run = play.snakemake(settings, "--cores", "2", shards=2, seconds=3.0)
-    eventually(lambda: len(list(play.folder.glob("logs/*.log"))) == 2, within=20, what="both jobs run")
-    eventually(lambda: all("leased" in path.read_text() for path in play.folder.glob("logs/*.log")), within=20, what="both have leases")
-    assert len(play.survivors()) >= 8  # Snakemake, two jobs, supervisor, keeper, server, two helpers
+    eventually(
+        lambda: len(list(play.folder.glob("logs/*.log"))) == 2, within=20, what="both jobs run"
+    )
+    eventually(
+        lambda: all("leased" in path.read_text() for path in play.folder.glob("logs/*.log")),
+        within=20,
+        what="both have leases",
+    )
+    assert (
+        len(play.survivors()) >= 8
+        # Snakemake, two jobs, supervisor, keeper, server, two helpers.
+    )
     (os.killpg if whom == "group" else os.kill)(run.pid, number)
-    run.wait(timeout=20)  # INT and TERM to Snakemake alone let it finish its running jobs
-    eventually(lambda: not play.survivors(), within=10, what=f"no process is left of {play.survivors()}")
+    # INT and TERM to Snakemake alone let it finish its running jobs.
+    run.wait(timeout=20)
+    eventually(
+        lambda: not play.survivors(), within=10, what=f"no process is left of {play.survivors()}"
+    )

@@ -1,4 +1,7 @@
-"""A copy of the workflow in a folder of its own, small data and a tiny model, and Snakemake run in it."""
+"""Copy of the workflow in a folder of its own, with small data and a tiny model.
+
+Snakemake runs in this folder.
+"""
 
 import dataclasses
 import json
@@ -16,12 +19,28 @@ import yaml
 REPOSITORY = Path(__file__).parents[2]
 STANDINS = Path(__file__).parent / "standins"
 COPIED = ("Snakefile", "rules", "scripts", "draftstates", "schemas", "profiles")
-WORDS = ("the", "a", "river", "stone", "light", "under", "house", "seven", "small", "green", "walk", "paper", "night", "opens", "until")
+WORDS = (
+    "the",
+    "a",
+    "river",
+    "stone",
+    "light",
+    "under",
+    "house",
+    "seven",
+    "small",
+    "green",
+    "walk",
+    "paper",
+    "night",
+    "opens",
+    "until",
+)
 
 
 @dataclasses.dataclass
 class Workspace:
-    """A working folder with everything that a run needs; `config` is written before each run."""
+    """Working folder with everything that a run needs; `config` is written before each run."""
 
     folder: Path
     config: dict[str, Any]
@@ -31,16 +50,25 @@ class Workspace:
         return self.folder / self.config.get("results", "results")
 
     def prepare(self, *flags: str, cores: int = 2) -> dict[str, Any]:
-        """Write the configuration; what starts a process of Snakemake then: its arguments, folder and environment."""
+        """Write the configuration; return arguments, folder and environment for Snakemake."""
         (self.folder / "config.yaml").write_text(yaml.safe_dump(self.config))
-        environment = {**os.environ, "PYTHONPATH": str(self.folder)}  # the copied package, which a test may edit
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(self.folder),
+            # The folder has a copy of the package, which a test may edit.
+        }
         environment.pop("DRAFTSTATES_OWNER", None)
         command = [sys.executable, "-m", "snakemake", "--cores", str(cores), *flags]
         return {"args": command, "cwd": self.folder, "env": environment}
 
     def snakemake(self, *flags: str, cores: int = 2) -> subprocess.CompletedProcess[str]:
         """Run Snakemake to its end; its output is in `stdout`."""
-        return subprocess.run(**self.prepare(*flags, cores=cores), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        return subprocess.run(
+            **self.prepare(*flags, cores=cores),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
 
     def run(self, *flags: str, cores: int = 2) -> "Run":
         """Run Snakemake, which must succeed."""
@@ -52,18 +80,24 @@ class Workspace:
         return json.loads((self.results / "plan.json").read_text())
 
     def shards(self) -> list[Path]:
-        """The present shards of the planned run."""
-        folder = self.results / self.plan()["run"] / "shards"
-        return sorted(path for path in folder.glob("*.safetensors") if ".probe" not in path.name)
+        """Return the present shards of the planned run."""
+        folder = self.results / self.plan()["capture_folder"] / "shards"
+        return sorted(
+            path for path in folder.glob("*.safetensors") if ".recaptures" not in path.name
+        )
 
     def rows(self, source: str = "one") -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / f"{source}.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line) for line in (self.folder / f"{source}.jsonl").read_text().splitlines()
+        ]
 
     def write_rows(self, rows: list[dict[str, Any]], source: str = "one") -> None:
-        (self.folder / f"{source}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (self.folder / f"{source}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows)
+        )
 
     def edit(self, path: str, old: str, new: str) -> None:
-        """Replace `old`, which must be there, in a file of the copied workflow."""
+        """Replace `old`, which must occur, in a file of the copied workflow."""
         file = self.folder / path
         text = file.read_text()
         assert old in text, f"{path} has no {old!r}"
@@ -72,13 +106,15 @@ class Workspace:
 
 @dataclasses.dataclass
 class Run:
-    """What a run of Snakemake printed."""
+    """Output of a run of Snakemake."""
 
     output: str
 
     def jobs(self, rule: str) -> int:
-        """Jobs of a rule that were started."""
-        return len(re.findall(rf"^(?:local)?(?:rule|checkpoint) {rule}:$", self.output, flags=re.MULTILINE))
+        """Return the number of started jobs of a rule."""
+        return len(
+            re.findall(rf"^(?:local)?(?:rule|checkpoint) {rule}:$", self.output, flags=re.MULTILINE)
+        )
 
     @property
     def extracted(self) -> int:
@@ -93,13 +129,16 @@ def make_workspace(folder: Path, model: Path, *, standins: bool) -> Workspace:
     """Copy the workflow and the model to `folder`, with two sources of random chats, some 8 shards.
 
     Args:
-        standins: replace the commands from the server on by those of `standins/`, so that the graph alone is tested.
+        standins: replace the commands that take long by those of `standins/`, so that the graph
+            alone is tested.
     """
     folder.mkdir(parents=True)
     ignore = shutil.ignore_patterns("__pycache__")
     for name in COPIED:
         source = REPOSITORY / name
-        (shutil.copytree if source.is_dir() else shutil.copy2)(source, folder / name, **({"ignore": ignore} if source.is_dir() else {}))
+        (shutil.copytree if source.is_dir() else shutil.copy2)(
+            source, folder / name, **({"ignore": ignore} if source.is_dir() else {})
+        )
     if standins:
         for path in STANDINS.glob("*.py"):
             shutil.copy(path, folder / "scripts" / path.name)
@@ -112,28 +151,49 @@ def make_workspace(folder: Path, model: Path, *, standins: bool) -> Workspace:
 
 def tiny_config() -> dict[str, Any]:
     return {
-        "data": {"sources": [{"name": "one", "files": ["one.jsonl"]}, {"name": "two", "files": ["two.jsonl"]}], "max_tokens": 512},
+        "data": {
+            "sources": [
+                {"name": "one", "files": ["one.jsonl"]},
+                {"name": "two", "files": ["two.jsonl"]},
+            ],
+            "max_tokens": 512,
+        },
         "model": {"path": "models/tiny"},
-        "capture": {"residual_layers": [1, 2, 3], "stored_dtype": "float32", "compute_dtype": "float32"},
+        "capture": {
+            "residual_layers": [1, 2, 3],
+            "stored_dtype": "float32",
+            "compute_dtype": "float32",
+        },
         "shards": {"min_bytes": "256KiB", "max_bytes": "1MiB"},
     }
 
 
 def chat(seed: str) -> dict[str, Any]:
-    """A conversation of random words, the same for the same seed."""
+    """Return a conversation of random words, the same for the same seed."""
     draw = random.Random(seed)
-    turns = [{"role": role, "content": " ".join(draw.choices(WORDS, k=draw.randint(10, 40)))} for role in ("user", "assistant") * 2]
+    turns = [
+        {"role": role, "content": " ".join(draw.choices(WORDS, k=draw.randint(10, 40)))}
+        for role in ("user", "assistant") * 2
+    ]
     return {"messages": turns}
 
 
 def make_tiny_model(folder: Path, tokenizer: Path, *, seed: int = 0) -> None:
-    """A random Llama of 4 layers and hidden size 32 that has the demo model's tokenizer."""
+    """Make a random Llama of 4 layers and hidden size 32 that has the demo model's tokenizer."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 2}
-    LlamaForCausalLM(LlamaConfig(vocab_size=49152, bos_token_id=1, eos_token_id=2, **shape)).save_pretrained(folder)
+    shape = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    }
+    LlamaForCausalLM(
+        LlamaConfig(vocab_size=49152, bos_token_id=1, eos_token_id=2, **shape)
+    ).save_pretrained(folder)
     for path in tokenizer.iterdir():
         if path.name.startswith(("tokenizer", "chat_template")):
             shutil.copy(path, folder)

@@ -1,4 +1,4 @@
-"""Slurm's own commands."""
+"""Calls of Slurm's own commands."""
 
 import dataclasses
 import getpass
@@ -10,12 +10,19 @@ from pathlib import Path
 
 from draftstates.errors import UserError
 
-_SECONDS = 60.0  # a busy controller answers late
+# a busy controller answers late
+_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
 class QueueEntry:
-    """A job as `squeue` shows it: state, why it waits, seconds until its time limit (None without one)."""
+    """A job as `squeue` shows it.
+
+    Attributes:
+        state: such as PENDING or RUNNING.
+        reason: why the job waits.
+        seconds_left: seconds until its time limit; None without a time limit.
+    """
 
     state: str
     reason: str
@@ -23,23 +30,57 @@ class QueueEntry:
 
 
 def submit(arguments: list[str], *, name: str, log: Path, command: list[str]) -> str:
-    """Submit a job that runs `command`; returns its id.
+    """Submit a job that runs `command`, and return its id.
+
+    Args:
+        arguments: further arguments for sbatch.
+        name: name of the job.
+        log: file for the job's output.
+        command: argv that the job runs.
 
     Raises:
-        UserError: Slurm refuses it, with its words.
+        UserError: Slurm refuses the job; the message has Slurm's own text.
     """
-    script = "#!/bin/bash\nexec " + " ".join("'" + word.replace("'", "'\\''") + "'" for word in command) + "\n"
+    script = (
+        "#!/bin/bash\nexec "
+        + " ".join("'" + word.replace("'", "'\\''") + "'" for word in command)
+        + "\n"
+    )
     # a requeued job would come back under the name of a server that is known to have failed
-    fixed = ["--parsable", "--job-name", name, "--output", str(log), "--open-mode=append", "--no-requeue", "--nodes=1", "--ntasks=1"]
+    fixed = [
+        "--parsable",
+        "--job-name",
+        name,
+        "--output",
+        str(log),
+        "--open-mode=append",
+        "--no-requeue",
+        "--nodes=1",
+        "--ntasks=1",
+    ]
     done = _run(["sbatch", *fixed, *arguments], text=script)
     if done.returncode:
-        raise UserError(f"sbatch {' '.join(arguments)} failed: {done.stderr.strip() or f'status {done.returncode}'}")
+        raise UserError(
+            f"sbatch {' '.join(arguments)} failed:"
+            f" {done.stderr.strip() or f'status {done.returncode}'}"
+        )
     return done.stdout.strip().split(";")[0]
 
 
 def queue(name: str) -> dict[str, QueueEntry] | None:
-    """The present jobs of that name by id; None where Slurm does not answer."""
-    done = _run(["squeue", "--noheader", "--user", getpass.getuser(), "--name", name, "--format", "%i|%T|%r|%L"])
+    """Return the present jobs of that name by id, or None if Slurm does not answer."""
+    done = _run(
+        [
+            "squeue",
+            "--noheader",
+            "--user",
+            getpass.getuser(),
+            "--name",
+            name,
+            "--format",
+            "%i|%T|%r|%L",
+        ]
+    )
     if done.returncode:
         return None
     entries = {}
@@ -51,13 +92,16 @@ def queue(name: str) -> dict[str, QueueEntry] | None:
 
 
 def cancel(jobs: Iterable[str]) -> bool:
-    """Cancel jobs; whether Slurm took it."""
+    """Cancel jobs, and return whether Slurm accepted the request."""
     jobs = list(jobs)
     return not jobs or _run(["scancel", *jobs]).returncode == 0
 
 
 def seconds(text: str) -> float | None:
-    """Seconds in Slurm's [[days-]hours:]minutes:seconds; None for anything else, such as UNLIMITED."""
+    """Return the seconds in Slurm's [[days-]hours:]minutes:seconds.
+
+    The result is None for any other text, such as UNLIMITED.
+    """
     found = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", text)
     if not found:
         return None
@@ -66,11 +110,20 @@ def seconds(text: str) -> float | None:
 
 
 def _run(command: list[str], *, text: str = "") -> "subprocess.CompletedProcess[str]":
-    # variables of a job that this process may run in would be taken for options
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_") or key == "SLURM_CONF"}
+    # if this process runs in a job, Slurm would take that job's variables for options
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith("SLURM_") or key == "SLURM_CONF"
+    }
     try:
-        return subprocess.run(command, input=text, text=True, capture_output=True, env=environment, timeout=_SECONDS)
+        return subprocess.run(
+            command, input=text, text=True, capture_output=True, env=environment, timeout=_SECONDS
+        )
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 1, "", f"no answer within {_SECONDS:g} s")
     except OSError as error:
-        raise UserError(f"{command[0]} cannot be started on this machine: {error.strerror}; server.launcher slurm needs it") from error
+        raise UserError(
+            f"{command[0]} cannot be started on this machine: {error.strerror}; server.launcher"
+            " slurm needs it"
+        ) from error

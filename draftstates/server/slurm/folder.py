@@ -1,4 +1,6 @@
-"""The run folder: the files by which a run's supervisor, server jobs and clients agree, on a file system that all their nodes see."""
+"""The run folder: the files by which a run's supervisor, server jobs and clients agree, on a file
+system that all their nodes see.
+"""
 
 import dataclasses
 import json
@@ -13,11 +15,17 @@ _WIDTH = 20
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
-    """Paths in the run folder, which only its user may enter.
+    """The paths in the run folder, which only its user may enter.
 
-    `heartbeat`: changes as long as the supervisor lives. `host`: where it runs. `key_config`: the servers' key. `settings`: those
-    of the present servers. `status`: what the servers do, for whoever waits. `leases`: see `leases.py`; `servers`: a folder for
-    each server, with `address.json` once it is ready, `failed.json` once it has failed, `stop` once it is told to end.
+    The subfolder `servers` holds a `ServerFolder` for each server.
+
+    Attributes:
+        heartbeat: changes as long as the supervisor lives.
+        host: name of the host that the supervisor runs on.
+        key_config: the servers' key.
+        settings: settings of the present servers.
+        status: state of the servers, for clients that wait.
+        leases: folder of the leases, see `leases.py`.
     """
 
     folder: Path
@@ -47,16 +55,24 @@ class RunFolder:
         return self.folder / "leases"
 
     def server(self, generation: str) -> "ServerFolder":
+        """Return the folder of one server."""
         return ServerFolder(self.folder / "servers" / generation)
 
     def make(self) -> None:
+        """Make the run folder and its subfolders."""
         for folder in (self.folder, self.leases, self.folder / "servers"):
             folder.mkdir(parents=True, mode=0o700)
 
 
 @dataclasses.dataclass(frozen=True)
 class ServerFolder:
-    """Paths in the folder of one server."""
+    """The paths in the folder of one server.
+
+    Attributes:
+        address: exists once the server is ready.
+        failed: exists once the server has failed.
+        stop: exists once the supervisor has ended the server.
+    """
 
     folder: Path
 
@@ -74,29 +90,31 @@ class ServerFolder:
 
 
 def overwrite(path: Path, content: dict[str, Any]) -> None:
-    """Write into a file that is there already: readers on other nodes see new content of a known file at once, a new name only later.
+    """Write into an existing file.
+
+    Readers on other nodes see new content of a known file at once, but a new file name only later.
 
     Raises:
-        FileNotFoundError: it is gone.
+        FileNotFoundError: the file does not exist any more.
     """
     with open(os.open(path, os.O_WRONLY), "w") as file:
         file.write(json.dumps(content) + "\n")
 
 
 def read_overwritten(path: Path) -> dict[str, Any] | None:
-    """What `overwrite` has written, or None as long as that is not complete."""
+    """Return the content that `overwrite` wrote, or None while it is incomplete."""
     text = path.read_text()
     return json.loads(text) if text.endswith("\n") else None
 
 
 def beat(path: Path) -> None:
-    """Change the file `path`."""
+    """Change the content of the file `path`."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
         file.write(f"{time.time_ns():0{_WIDTH}}")
 
 
 class Pulse:
-    """Listens to a heartbeat: by its changes and the own clock, since the clocks of nodes differ."""
+    """A reader of a heartbeat, by changes and its own clock, because the nodes' clocks differ."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -104,12 +122,13 @@ class Pulse:
         self._changed = time.monotonic()
 
     def silence(self) -> float:
-        """Seconds since the last change that was seen; infinite where the file is gone."""
+        """Return the seconds since the last change; infinite if the file is gone."""
         try:
             content = self._path.read_bytes()
         except FileNotFoundError:
             return float("inf")
-        except OSError:  # a file server that does not answer is no news
+        # a file server that does not answer says nothing about the heartbeat
+        except OSError:
             content = self._content
         if content != self._content:
             self._content, self._changed = content, time.monotonic()

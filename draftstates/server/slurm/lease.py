@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator
 
 from draftstates.errors import UserError
+from draftstates.files import read_json
 from draftstates.server.address import Address, health
-from draftstates.server.files import read_json
 from draftstates.server.processes import Process
 from draftstates.server.processes import owner as configured_owner
 from draftstates.server.settings import ServerSettings
@@ -22,15 +22,19 @@ from draftstates.server.slurm.run import present_run, start_run
 _POLL_SECONDS = 0.5
 _STATUS_SECONDS = 60.0
 _HEALTH_SECONDS = 60.0
-_FAILURE_SECONDS = 3.0  # a client may see a server's death before anyone has written it down
+# a client may notice the death of a server before the error is written
+_FAILURE_SECONDS = 3.0
 
 
 @contextlib.contextmanager
 def slurm_lease(settings: ServerSettings, *, owner: Process | None) -> Iterator[Address]:
-    """As `lease`. The process gets TERM when the run is gone.
+    """Hold a lease on a server job, like `draftstates.server.lease.lease`.
+
+    The process gets TERM when the run is gone.
 
     Args:
-        owner: where no run is under way yet: the process whose end ends the servers.
+        settings: settings of the server.
+        owner: the process whose end ends the servers, if this call starts the run.
     """
     run = present_run() or start_run(settings.state, owner=owner or configured_owner())
     client = f"{socket.gethostname()} process {os.getpid()}, job {os.environ.get('SLURM_JOB_ID')}"
@@ -38,7 +42,9 @@ def slurm_lease(settings: ServerSettings, *, owner: Process | None) -> Iterator[
     with _beating(request, run, limit=settings.slurm.heartbeat_seconds):
         try:
             answer = _wait(request, run)
-            address = Address(url=answer["url"], api_key=answer["api_key"], launcher=settings.launcher)
+            address = Address(
+                url=answer["url"], api_key=answer["api_key"], launcher=settings.launcher
+            )
             try:
                 _see_reachable(address)
                 yield address
@@ -52,7 +58,7 @@ def slurm_lease(settings: ServerSettings, *, owner: Process | None) -> Iterator[
 
 @contextlib.contextmanager
 def _beating(request: Request, run: RunFolder, *, limit: float) -> Iterator[None]:
-    """Keep the lease alive, and end this process when its run is gone: it has nobody to work for then."""
+    """Keep the lease alive, and end this process when its run is gone."""
     done, pulse = threading.Event(), Pulse(run.heartbeat)
 
     def watch() -> None:
@@ -74,10 +80,10 @@ def _beating(request: Request, run: RunFolder, *, limit: float) -> Iterator[None
 
 
 def _wait(request: Request, run: RunFolder) -> dict[str, str]:
-    """The supervisor's grant.
+    """Wait for the supervisor's grant and return it.
 
     Raises:
-        UserError: there is no server and there will be none.
+        UserError: the supervisor has refused the lease.
     """
     next_line = time.monotonic() + _STATUS_SECONDS / 6
     while True:
@@ -88,20 +94,22 @@ def _wait(request: Request, run: RunFolder) -> dict[str, str]:
         if time.monotonic() > next_line:
             next_line = time.monotonic() + _STATUS_SECONDS
             with contextlib.suppress(OSError):
-                print(f"waiting for a server: {run.status.read_text()}", file=sys.stderr, flush=True)
+                print(
+                    f"waiting for a server: {run.status.read_text()}", file=sys.stderr, flush=True
+                )
         time.sleep(_POLL_SECONDS)
 
 
 def _see_reachable(address: Address) -> None:
     if problem := health(address.url, seconds=_HEALTH_SECONDS):
         raise UserError(
-            f"the server at {address.url} does not answer on {socket.gethostname()}: {problem}; if it is well, set server.slurm.interface "
-            "to a network that all nodes share"
+            f"the server at {address.url} does not answer on {socket.gethostname()}: {problem}; if"
+            " it is well, set server.slurm.interface to a network that all nodes share"
         )
 
 
 def _failure(run: RunFolder, generation: str) -> str | None:
-    """What became of the server of this lease, or None if it is well."""
+    """Return how the server of this lease failed, or None if it has not failed."""
     deadline = time.monotonic() + _FAILURE_SECONDS
     while time.monotonic() < deadline:
         if failed := read_json(run.server(generation).failed):

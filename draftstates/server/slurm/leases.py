@@ -1,7 +1,8 @@
 """Leases as files: a client asks for a server, and the supervisor answers.
 
-A lease of id X is `X.json` (what the client wants), `X.beat` (its heartbeat) and `X.grant`, which the client makes empty and the
-supervisor fills.
+The lease with the id X has three files: `X.json` (the client and the settings of the server that it
+asks for), `X.beat` (the client's heartbeat) and `X.grant` (made empty by the client, and filled by
+the supervisor).
 """
 
 import contextlib
@@ -12,30 +13,35 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from draftstates.server.files import write_private
+from draftstates.files import write_private
 from draftstates.server.settings import ServerSettings
 from draftstates.server.slurm.folder import Pulse, beat, overwrite, read_overwritten
 
-_SUFFIXES = (".json", ".beat", ".grant")  # in the order of removal: without the first there is no lease
+# in the order of removal: a lease without the first file does not count
+_SUFFIXES = (".json", ".beat", ".grant")
 
 
 class Request:
-    """A client's own lease."""
+    """A lease as its client sees it."""
 
     def __init__(self, folder: Path, settings: ServerSettings, *, client: str) -> None:
         self._stem = folder / uuid.uuid4().hex
         write_private(self._path(".grant"), "")
         self.beat()
-        write_private(self._path(".json"), {"client": client, "settings": json.loads(settings.to_json())})
+        write_private(
+            self._path(".json"), {"client": client, "settings": json.loads(settings.to_json())}
+        )
 
     def beat(self) -> None:
+        """Change the heartbeat once."""
         beat(self._path(".beat"))
 
     def answer(self) -> dict[str, Any] | None:
-        """What the supervisor has answered, or None as long as it has not."""
+        """Return the supervisor's answer, or None without an answer yet."""
         return read_overwritten(self._path(".grant"))
 
     def give_back(self) -> None:
+        """Remove the files of the lease."""
         for suffix in _SUFFIXES:
             with contextlib.suppress(OSError):
                 self._path(suffix).unlink()
@@ -46,7 +52,15 @@ class Request:
 
 @dataclasses.dataclass
 class Lease:
-    """A client's lease as the supervisor sees it; `generation` is that of the server it was given."""
+    """A client's lease as the supervisor sees it.
+
+    Attributes:
+        stem: path of the lease's files without their suffixes.
+        client: the client in words, for the log.
+        settings: settings of the server that the client asks for.
+        pulse: the client's heartbeat.
+        generation: generation of the granted server; None while the client waits.
+    """
 
     stem: Path
     client: str
@@ -55,15 +69,18 @@ class Lease:
     generation: str | None = None
 
     def grant(self, generation: str, content: dict[str, Any]) -> None:
+        """Give the client a server."""
         self.generation = generation
         self._answer({**content, "generation": generation})
 
     def refuse(self, error: str) -> None:
+        """Refuse the lease with an error for the client."""
         self.generation = "none"
         self._answer({"error": error})
 
     def _answer(self, content: dict[str, Any]) -> None:
-        with contextlib.suppress(FileNotFoundError):  # it has just been given back
+        # the client may have just given the lease back
+        with contextlib.suppress(FileNotFoundError):
             overwrite(self.stem.with_suffix(".grant"), content)
 
 
@@ -76,13 +93,15 @@ class Leases:
         self.last_there = time.monotonic()
 
     def look(self) -> None:
-        """Find new ones; forget those given back, and those whose clients are dead."""
+        """Find new leases; forget leases that were given back and leases of dead clients."""
         stems = {path.with_suffix("") for path in self._folder.glob("*.json")}
         for stem in stems - self._known.keys():
             with contextlib.suppress(FileNotFoundError):
                 asked = json.loads(stem.with_suffix(".json").read_text())
                 settings = ServerSettings.from_json(json.dumps(asked["settings"]))
-                self._known[stem] = Lease(stem, asked["client"], settings, Pulse(stem.with_suffix(".beat")))
+                self._known[stem] = Lease(
+                    stem, asked["client"], settings, Pulse(stem.with_suffix(".beat"))
+                )
         for stem, lease in list(self._known.items()):
             if stem not in stems:
                 del self._known[stem]
@@ -94,8 +113,9 @@ class Leases:
             self.last_there = time.monotonic()
 
     def waiting(self) -> list[Lease]:
+        """Return the leases without a server."""
         return [lease for lease in self._known.values() if lease.generation is None]
 
     def on(self, generation: str) -> int:
-        """Leases on one server."""
+        """Return the number of leases on one server."""
         return sum(lease.generation == generation for lease in self._known.values())

@@ -1,4 +1,4 @@
-"""A run of the workflow, as far as its server jobs are concerned."""
+"""A run of the workflow: its run folder and the supervisor of its server jobs."""
 
 import os
 import secrets
@@ -8,15 +8,18 @@ import sys
 from pathlib import Path
 
 from draftstates.errors import UserError
-from draftstates.server.files import open_log
+from draftstates.files import open_log
 from draftstates.server.processes import Process
 from draftstates.server.slurm.folder import RUN_FOLDER_VARIABLE, RunFolder, beat
 
 
 def start_run(root: Path, *, owner: Process) -> RunFolder:
-    """Make a run folder below `root`, start its supervisor, and name the folder to all that this process starts.
+    """Make a run folder, and start its supervisor.
+
+    All later child processes of this process find the folder by DRAFTSTATES_RUN_FOLDER.
 
     Args:
+        root: folder in which the run folder is made.
         owner: a process of this machine; the run ends with it.
     """
     run = RunFolder(root.resolve() / f"run-{secrets.token_hex(4)}")
@@ -26,7 +29,13 @@ def start_run(root: Path, *, owner: Process) -> RunFolder:
     output = open_log(root / "supervisor.log")
     try:
         subprocess.Popen(
-            [sys.executable, "-m", "draftstates.server.slurm.supervisor", str(run.folder), str(owner)],
+            [
+                sys.executable,
+                "-m",
+                "draftstates.server.slurm.supervisor",
+                str(run.folder),
+                str(owner),
+            ],
             start_new_session=True,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -39,15 +48,18 @@ def start_run(root: Path, *, owner: Process) -> RunFolder:
 
 
 def present_run() -> RunFolder | None:
-    """The run that this process works for, or None where it works for none.
+    """Return the run that this process belongs to, or None without a run.
 
     Raises:
-        UserError: it is over.
+        UserError: the run is over.
     """
     folder = os.environ.get(RUN_FOLDER_VARIABLE)
     if not folder:
         return None
     run = RunFolder(Path(folder))
     if not run.heartbeat.exists():
-        raise UserError(f"the run that {RUN_FOLDER_VARIABLE} names is over ({folder}), so no server would work for it")
+        raise UserError(
+            f"the run that {RUN_FOLDER_VARIABLE} names is over ({folder}), so no server would work"
+            " for it"
+        )
     return run

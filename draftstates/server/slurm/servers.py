@@ -1,4 +1,4 @@
-"""The server jobs of a run: submitted, watched, replaced, cancelled."""
+"""The server jobs of a run: their submission, watch, replacement and end."""
 
 import dataclasses
 import os
@@ -9,22 +9,48 @@ from collections import Counter
 from collections.abc import Callable
 
 from draftstates.errors import UserError
-from draftstates.server.files import open_log, read_json, write_private
+from draftstates.files import open_log, read_json, write_private
 from draftstates.server.replica import ServerFailed
 from draftstates.server.settings import ServerSettings
 from draftstates.server.slurm import commands
 from draftstates.server.slurm.folder import RunFolder
 
-_HOPELESS_SECONDS = 20.0  # a reason may be there for a moment while the controller reads its files again
-_HOPELESS = (  # why a job waits for something that no other job's end brings
-    *("PartitionDown", "PartitionInactive", "PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints", "JobHeldUser", "JobHeldAdmin"),
-    *("InvalidAccount", "InvalidQOS", "AccountNotAllowed", "QOSNotAllowed", "QOSTimeLimit", "AssocTimeLimit", "DependencyNeverSatisfied"),
+# Slurm may show a reason for a moment while the controller reads its files
+_HOPELESS_SECONDS = 20.0
+# reasons to wait that the end of another job does not remove
+_HOPELESS = (
+    "PartitionDown",
+    "PartitionInactive",
+    "PartitionNodeLimit",
+    "PartitionTimeLimit",
+    "BadConstraints",
+    "JobHeldUser",
+    "JobHeldAdmin",
+    "InvalidAccount",
+    "InvalidQOS",
+    "AccountNotAllowed",
+    "QOSNotAllowed",
+    "QOSTimeLimit",
+    "AssocTimeLimit",
+    "DependencyNeverSatisfied",
 )
 
 
 @dataclasses.dataclass
 class Server:
-    """One server job, from its submission on. `url` is there once it is ready, `draining` once it gets no more work."""
+    """One server job, from its submission on.
+
+    Attributes:
+        replica: number of the replica, counted from 0.
+        generation: identifies the server in the run folder.
+        job: Slurm's id of the job.
+        submitted: time of the submission, on the monotonic clock.
+        state: the job's state in Slurm's queue.
+        reason: why the job waits in Slurm's queue.
+        hopeless_since: since when the reason is one of `_HOPELESS`, or None.
+        url: address of the server; None until the server is ready.
+        draining: whether the server gets no more work.
+    """
 
     replica: int
     generation: str
@@ -38,6 +64,7 @@ class Server:
 
     @property
     def accepts(self) -> bool:
+        """Whether the server accepts work."""
         return self.url is not None and not self.draining
 
     def __str__(self) -> str:
@@ -45,14 +72,20 @@ class Server:
             return f"job {self.job} is near its time limit"
         if self.url:
             return f"job {self.job} is ready"
-        return f"job {self.job} is {self.state}" + (f" ({self.reason})" if self.state == "PENDING" else ", its server starts")
+        return f"job {self.job} is {self.state}" + (
+            f" ({self.reason})" if self.state == "PENDING" else ", its server starts"
+        )
 
 
 class Servers:
-    """The present server jobs. `start_seconds` is how long the slowest has taken to start.
+    """The present server jobs of a run.
 
     Args:
-        leases_on: how many clients a server has, by its generation.
+        run: the run folder.
+        leases_on: returns how many clients a server has, by its generation.
+
+    Attributes:
+        start_seconds: how long the slowest start took.
     """
 
     def __init__(self, run: RunFolder, *, leases_on: Callable[[str], int]) -> None:
@@ -66,14 +99,14 @@ class Servers:
 
     @property
     def settings(self) -> ServerSettings | None:
-        """Those of the present servers, or None where there are none."""
+        """Settings of the present servers, or None without a server."""
         return self._settings if self._present else None
 
     def begin(self, settings: ServerSettings) -> None:
         """Submit a job for each replica.
 
         Raises:
-            ServerFailed: Slurm refuses; none is left then.
+            ServerFailed: Slurm refuses a job; all others are cancelled.
         """
         self._settings = settings
         self._restarts.clear()
@@ -82,10 +115,10 @@ class Servers:
             self._submit(replica)
 
     def look(self) -> None:
-        """See how the servers are, and replace those that have failed or near their time limit.
+        """Check the servers, and replace those that have failed or are near their time limit.
 
         Raises:
-            ServerFailed: one has failed and no other is ready; none is left then.
+            ServerFailed: a server has failed and no other one is ready; all are cancelled.
         """
         if not self._settings:
             return
@@ -100,19 +133,24 @@ class Servers:
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + self._settings.slurm.poll_seconds
             self._look_at_queue()
-        for server in [server for server in self._present if server.draining and not self._leases_on(server.generation)]:
+        for server in [
+            server
+            for server in self._present
+            if server.draining and not self._leases_on(server.generation)
+        ]:
             self._end([server])
 
     def choose(self) -> Server | None:
-        """The least busy server that accepts work."""
+        """Return the least busy server that accepts work, or None."""
         accepting = [server for server in self._present if server.accepts]
         return min(accepting, key=lambda server: self._leases_on(server.generation), default=None)
 
     def end(self) -> None:
-        """Cancel all."""
+        """Cancel all server jobs."""
         self._end(list(self._present))
 
     def status(self) -> str:
+        """Return the state of all servers as one line."""
         return "; ".join(map(str, self._present))
 
     def _submit(self, replica: int) -> None:
@@ -120,10 +158,20 @@ class Servers:
         generation = secrets.token_hex(8)
         self._run.server(generation).folder.mkdir(mode=0o700)
         log = self._settings.log_of(replica).with_suffix(".slurm.log")
-        os.close(open_log(log))  # private from the start
-        command = [sys.executable, "-m", "draftstates.server.slurm.job", str(self._run.folder), generation, str(replica)]
+        # makes the file readable by its user alone before Slurm writes to it
+        os.close(open_log(log))
+        command = [
+            sys.executable,
+            "-m",
+            "draftstates.server.slurm.job",
+            str(self._run.folder),
+            generation,
+            str(replica),
+        ]
         try:
-            job = commands.submit(self._settings.slurm.sbatch, name=self._job_name, log=log, command=command)
+            job = commands.submit(
+                self._settings.slurm.sbatch, name=self._job_name, log=log, command=command
+            )
         except UserError as error:
             if not any(server.url for server in self._present):
                 self.end()
@@ -155,7 +203,11 @@ class Servers:
         elif server.draining:
             self._present.remove(server)
         else:
-            self._failed(server, f"server job {server.job} has left Slurm's queue: cancelled, out of time, or its node failed")
+            self._failed(
+                server,
+                f"server job {server.job} has left Slurm's queue: cancelled, out of time, or its"
+                " node failed",
+            )
 
     def _judge(self, server: Server, entry: commands.QueueEntry) -> None:
         assert self._settings
@@ -166,11 +218,26 @@ class Servers:
         if server.hopeless_since and now - server.hopeless_since >= _HOPELESS_SECONDS:
             self._failed(server, f"server job {server.job} cannot start: {entry.reason}")
         elif entry.state == "PENDING" and now - server.submitted > slurm.queue_seconds:
-            self._failed(server, f"server job {server.job} did not start within {slurm.queue_seconds:g} s: {entry.reason}")
-        elif entry.seconds_left is not None and entry.seconds_left <= slurm.drain_seconds and not server.draining:
+            self._failed(
+                server,
+                f"server job {server.job} did not start within {slurm.queue_seconds:g} s:"
+                f" {entry.reason}",
+            )
+        elif (
+            entry.seconds_left is not None
+            and entry.seconds_left <= slurm.drain_seconds
+            and not server.draining
+        ):
             if server.url is None:
-                what = f"server job {server.job} has {entry.seconds_left:g} s left before its time limit and is not ready"
-                self._failed(server, f"{what}; it takes no work in the last {slurm.drain_seconds:g} s: raise --time in server.slurm.sbatch")
+                what = (
+                    f"server job {server.job} has {entry.seconds_left:g} s left before its time"
+                    " limit and is not ready"
+                )
+                self._failed(
+                    server,
+                    f"{what}; it takes no work in the last {slurm.drain_seconds:g} s: raise --time"
+                    " in server.slurm.sbatch",
+                )
             else:
                 server.draining = True
                 _say(str(server))
@@ -179,7 +246,8 @@ class Servers:
     def _failed(self, server: Server, error: str) -> None:
         assert self._settings
         _say(f"replica {server.replica} has failed: {error}")
-        write_private(self._run.server(server.generation).failed, {"error": error})  # for its clients
+        # the clients of the server read this file
+        write_private(self._run.server(server.generation).failed, {"error": error})
         self._end([server])
         if not any(other.url for other in self._present):
             self.end()
@@ -193,7 +261,10 @@ class Servers:
             self._run.server(server.generation).stop.touch()
             self._present.remove(server)
         if not commands.cancel(server.job for server in servers):
-            _say(f"jobs {[server.job for server in servers]} could not be cancelled; they end when this run does")
+            _say(
+                f"jobs {[server.job for server in servers]} could not be cancelled; they end when"
+                " this run does"
+            )
 
 
 def _say(text: str) -> None:

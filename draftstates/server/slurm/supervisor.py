@@ -1,6 +1,9 @@
-"""Decides about the server jobs of one run: `python -m draftstates.server.slurm.supervisor RUN_FOLDER OWNER`.
+"""The supervisor, a process that decides about the server jobs of one run.
 
-It runs beside the process that owns the run, in a session of its own, and ends with it, however that went.
+Command: `python -m draftstates.server.slurm.supervisor RUN_FOLDER OWNER`.
+
+The supervisor runs beside the process that owns the run, in a session of its own. It ends when that
+process ends, for whatever reason.
 """
 
 import contextlib
@@ -11,8 +14,8 @@ import time
 from pathlib import Path
 
 from draftstates.errors import UserError
+from draftstates.files import write_private
 from draftstates.server.address import write_key_config
-from draftstates.server.files import write_private
 from draftstates.server.processes import Process, exit_on_term
 from draftstates.server.replica import ServerFailed
 from draftstates.server.slurm.folder import RunFolder, beat
@@ -23,7 +26,7 @@ _POLL_SECONDS = 0.5
 
 
 class Supervisor:
-    """One run's servers and leases."""
+    """The servers and leases of one run."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
@@ -34,7 +37,7 @@ class Supervisor:
         self._status = ""
 
     def tick(self) -> None:
-        """Look at everything once, and act on it."""
+        """Check leases and servers once, and act on the result."""
         self._leases.look()
         try:
             if not self._servers.settings and self._leases.waiting():
@@ -48,6 +51,7 @@ class Supervisor:
         self._tell()
 
     def end(self) -> None:
+        """Cancel all server jobs."""
         self._servers.end()
 
     def _hand_out(self) -> None:
@@ -62,8 +66,10 @@ class Supervisor:
 
     def _end_if_idle(self) -> None:
         settings = self._servers.settings
-        # a server that took long to load is worth more waiting
-        if settings and time.monotonic() - self._leases.last_there > max(settings.idle_seconds, self._servers.start_seconds):
+        # a server with a long start stays for longer, because a new start would cost as much
+        if settings and time.monotonic() - self._leases.last_there > max(
+            settings.idle_seconds, self._servers.start_seconds
+        ):
             self._servers.end()
 
     def _tell(self) -> None:
@@ -73,6 +79,7 @@ class Supervisor:
 
 
 def main() -> None:
+    """Run a supervisor until the owner of the command line is gone."""
     run, owner = RunFolder(Path(sys.argv[1])), Process.parse(sys.argv[2])
     exit_on_term()
     supervisor = Supervisor(run)
@@ -81,7 +88,8 @@ def main() -> None:
             beat(run.heartbeat)
             try:
                 supervisor.tick()
-            except OSError as error:  # a file server may be away for a moment
+            # a file server may be unavailable for a moment
+            except OSError as error:
                 print(f"{time.strftime('%F %T')} {error}", flush=True)
             time.sleep(_POLL_SECONDS)
     finally:

@@ -1,7 +1,8 @@
-"""A second plug-in, for tests.
+"""A second plug-in, which plants faults for tests.
 
-DRAFTSTATES_TEST_FAULT names a file; the capture is faulty in the way that it says at the moment.
-DRAFTSTATES_TEST_TEXT_ONLY makes SGLang serve a multimodal model without its image processor, whose files a tiny model has not got.
+DRAFTSTATES_TEST_FAULT names a file whose present text is the fault of the capture.
+DRAFTSTATES_TEST_TEXT_ONLY makes SGLang serve a multimodal model without its image processor, whose
+files a tiny model does not have.
 """
 
 import os
@@ -22,7 +23,9 @@ def fault() -> str:
 
 def register() -> None:
     if "DRAFTSTATES_TEST_TEXT_ONLY" in os.environ:
-        HookRegistry.register("sglang.srt.configs.model_config.ModelConfig.__init__", serve_text_only, HookType.AFTER)
+        HookRegistry.register(
+            "sglang.srt.configs.model_config.ModelConfig.__init__", serve_text_only, HookType.AFTER
+        )
     if "DRAFTSTATES_TEST_FAULT" in os.environ:
         plant()
 
@@ -32,7 +35,12 @@ def serve_text_only(result: object, config: object, *args: object, **kwargs: obj
 
 
 def plant() -> None:
-    load, states, copy, put = Recorder.after_load_model, Recorder._states, Recorder._copy, Writers.put
+    load, states, copy, put = (
+        Recorder.after_load_model,
+        Recorder._states,
+        Recorder._copy,
+        Writers.put,
+    )
     seen: dict[str, torch.Tensor] = {}
 
     def load_and_watch(self: Recorder, result: object, runner: object, *args: object) -> None:
@@ -60,7 +68,9 @@ def plant() -> None:
                 found["final"] = seen["pre-norm"]
         return found
 
-    def faulty_copy(self: Recorder, segments: list, states: dict, ids: torch.Tensor, *, rows: int) -> None:
+    def faulty_copy(
+        self: Recorder, segments: list, states: dict, ids: torch.Tensor, *, rows: int
+    ) -> None:
         first = self._settings.spec.residual_layers[0]
         match fault():
             case "rows_of_another_request":
@@ -83,4 +93,9 @@ def plant() -> None:
             return
         put(self, job)
 
-    Recorder.after_load_model, Recorder._states, Recorder._copy, Writers.put = load_and_watch, faulty_states, faulty_copy, faulty_put
+    Recorder.after_load_model, Recorder._states, Recorder._copy, Writers.put = (
+        load_and_watch,
+        faulty_states,
+        faulty_copy,
+        faulty_put,
+    )

@@ -8,13 +8,17 @@ import numpy as np
 import torch
 from synthetic import capture_spec
 
-from draftstates import ids, shards, wire
+from draftstates import ids
 from draftstates.capture.blocks import BlockPool
 from draftstates.capture.files import Destinations
 from draftstates.capture.settings import CaptureSettings
 from draftstates.capture.writer import Job, Writers
+from draftstates.extract import protocol
+from draftstates.shards import layout
 
-SPEC = capture_spec(layers=(1, 3), num_layers=4, hidden_size=8, final_norm="post_norm", stored_dtype="float32")
+SPEC = capture_spec(
+    layers=(1, 3), num_layers=4, hidden_size=8, final_norm="post_norm", stored_dtype="float32"
+)
 IDS = np.arange(12, dtype=np.int32)
 
 
@@ -25,17 +29,31 @@ class Bench:
         self.root = root
         self.path = root / "shard.safetensors"
         if not self.path.exists():
-            shards.create(self.path, spec=SPEC, shard_id="s", sample_ids=["a", "b"], lengths=[5, 7], input_ids=IDS, loss_mask=np.ones(12))
-        self.destinations = Destinations(CaptureSettings(root=root, spec=dataclasses.replace(SPEC, **changes)))
+            layout.create(
+                self.path,
+                spec=SPEC,
+                shard_id="s",
+                sample_ids=["a", "b"],
+                lengths=[5, 7],
+                input_ids=IDS,
+                loss_mask=np.ones(12),
+            )
+        self.destinations = Destinations(
+            CaptureSettings(root=root, spec=dataclasses.replace(SPEC, **changes))
+        )
         self.writers = Writers(self.destinations, threads=2)
         self.pool = BlockPool(total_bytes=1 << 20, block_bytes=1 << 16, pinned=False)
         self.rows = torch.randn(12, 3, 8)
 
-    def destination(self, first: int, rows: int, attempt: str = "1") -> wire.Destination:
+    def destination(self, first: int, rows: int, attempt: str = "1") -> protocol.Destination:
         sent = ids.ids_hash(IDS[first : first + rows])
-        return wire.Destination(file=self.path.name, first_row=first, rows=rows, ids_hash=sent, attempt=attempt)
+        return protocol.Destination(
+            file=self.path.name, first_row=first, rows=rows, ids_hash=sent, attempt=attempt
+        )
 
-    def put(self, destination: wire.Destination, start: int, rows: int, *, shift: float = 0.0) -> None:
+    def put(
+        self, destination: protocol.Destination, start: int, rows: int, *, shift: float = 0.0
+    ) -> None:
         block = self.pool.take()
         block.hold(1)
         at = destination.first_row + start
@@ -55,8 +73,10 @@ class Bench:
             )
         )
 
-    def receipts(self, count: int, *, patience: float = 10.0) -> tuple[list[wire.Receipt], wire.ReceiptReader]:
-        reader, found = wire.ReceiptReader(wire.receipts_path(self.path)), []
+    def receipts(
+        self, count: int, *, patience: float = 10.0
+    ) -> tuple[list[protocol.Receipt], protocol.ReceiptReader]:
+        reader, found = protocol.ReceiptReader(protocol.receipts_path(self.path)), []
         deadline = time.monotonic() + patience
         while len(found) < count and time.monotonic() < deadline:
             found += reader.new()

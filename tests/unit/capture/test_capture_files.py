@@ -25,7 +25,9 @@ def bench(tmp_path: Path) -> Bench:
         ({"quantization": "fp8"}, "capture key"),
     ],
 )
-def test_a_file_laid_out_for_another_capture_is_refused(tmp_path: Path, changes: dict, named: str) -> None:
+def test_a_file_laid_out_for_another_capture_is_refused(
+    tmp_path: Path, changes: dict, named: str
+) -> None:
     with pytest.raises(UserError, match=f"laid out for {named}"):
         Bench(tmp_path, **changes).destinations.open("shard.safetensors")
 
@@ -47,7 +49,11 @@ def test_a_file_that_was_deleted_does_not_stay_open(bench: Bench) -> None:
     other.write_bytes(bench.path.read_bytes())
     bench.path.unlink()
     bench.destinations.open(other.name)
-    open_files = [os.readlink(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd") if number_is_open(number)]
+    open_files = [
+        os.readlink(f"/proc/self/fd/{number}")
+        for number in os.listdir("/proc/self/fd")
+        if number_is_open(number)
+    ]
     assert str(other) in open_files
     assert f"{bench.path} (deleted)" not in open_files
 

@@ -18,7 +18,8 @@ time.sleep(60)
 """
 CONTROLLER = f"""
 import subprocess, sys, time
-ranks = [subprocess.Popen([sys.executable, "-c", {RANK!r}], stdout=subprocess.PIPE) for _ in range(2)]
+command = [sys.executable, "-c", {RANK!r}]
+ranks = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
 for rank in ranks:
     rank.stdout.readline()
 time.sleep(0.5)
@@ -34,12 +35,24 @@ subprocess.run([sys.executable, "-c", {CONTROLLER!r}])
 
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_server_one_of_whose_ranks_was_killed_ends(killed: int) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])}
-    server = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(
+            [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]
+        ),
+    }
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
     try:
         ranks = [int(pid) for pid in server.stdout.readline().split()]
         assert len(ranks) == 2
-        with pytest.raises(subprocess.TimeoutExpired):  # while both live, it stays
+        # while both live, it stays
+        with pytest.raises(subprocess.TimeoutExpired):
             server.wait(1)
         os.kill(ranks[killed], signal.SIGKILL)
         assert server.wait(20) == 7

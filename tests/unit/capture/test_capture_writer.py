@@ -1,4 +1,6 @@
-"""What the server does with rows on their way to a file: order, restarts, gaps, seals, bounded memory."""
+"""What the server does with rows on their way to a file: order, restarts, gaps, seals, bounded
+memory.
+"""
 
 import threading
 from pathlib import Path
@@ -7,9 +9,10 @@ import pytest
 import torch
 from capture_bench import Bench
 
-from draftstates import shards, wire
 from draftstates.capture import writer
 from draftstates.capture.blocks import BlockPool
+from draftstates.extract import protocol
+from draftstates.shards import layout
 
 
 @pytest.fixture
@@ -22,7 +25,7 @@ def test_chunks_of_a_sample_become_one_receipt_with_the_checksum_of_the_file(ben
     for start, rows in ((0, 3), (3, 3), (6, 1)):
         bench.put(whole, start, rows)
     (receipt,), reader = bench.receipts(1)
-    shard = shards.Shard(bench.path)
+    shard = layout.Shard(bench.path)
     assert (receipt.rows, receipt.chunks, receipt.cached_tokens, receipt.error) == (7, 3, 0, None)
     assert receipt.ids_hash == whole.ids_hash
     assert receipt.checksum == shard.checksum(1)
@@ -31,11 +34,13 @@ def test_chunks_of_a_sample_become_one_receipt_with_the_checksum_of_the_file(ben
     assert reader.synced_rows == 0, "half of the shard is not written yet"
 
 
-def test_rows_that_another_thread_writes_are_those_of_the_checksum(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_another_thread_writes_are_those_of_the_checksum(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writer, "_SMALL_BYTES", 100)
     bench.put(bench.destination(5, 7), 0, 7)
     (receipt,), _ = bench.receipts(1)
-    shard = shards.Shard(bench.path)
+    shard = layout.Shard(bench.path)
     assert receipt.checksum == shard.checksum(1)
     assert torch.equal(shard.sample(1)["hidden_states"], bench.rows[5:, :2])
     assert torch.equal(shard.sample(1)["final_hidden_state"], bench.rows[5:, 2])
@@ -74,7 +79,7 @@ def test_the_file_is_reported_as_synced_when_its_last_row_is_written(bench: Benc
 
 
 def test_rows_that_the_client_copied_count_as_written(bench: Bench) -> None:
-    wire.receipts_path(bench.path).write_bytes(wire.copied_line(7))
+    protocol.receipts_path(bench.path).write_bytes(protocol.copied_line(7))
     bench.put(bench.destination(0, 5), 0, 5)
     _, reader = bench.receipts(1)
     assert (reader.copied_rows, reader.synced_rows) == (7, 12)
@@ -96,12 +101,16 @@ def test_a_retracted_request_starts_over(bench: Bench) -> None:
     bench.put(whole, 4, 1, shift=1.0)
     (receipt,), _ = bench.receipts(1)
     assert (receipt.rows, receipt.chunks) == (5, 2)
-    assert receipt.checksum == shards.Shard(bench.path).checksum(0)
+    assert receipt.checksum == layout.Shard(bench.path).checksum(0)
     assert receipt.ids_hash == whole.ids_hash
 
 
-def test_a_request_prefilled_again_after_its_receipt_changes_neither_rows_nor_receipts(bench: Bench) -> None:
-    """Retraction while it decodes: the second prefill may come in chunks, the first of them within the sample."""
+def test_a_request_prefilled_again_after_its_receipt_changes_neither_rows_nor_receipts(
+    bench: Bench,
+) -> None:
+    """Retraction while it decodes: the second prefill may come in chunks, the first of them within
+    the sample.
+    """
     first, second = bench.destination(0, 5), bench.destination(5, 7)
     bench.put(first, 0, 5)
     bench.put(second, 0, 7)
@@ -120,19 +129,23 @@ def test_rows_that_a_cache_skipped_are_counted_as_missing(bench: Bench) -> None:
     assert (receipt.rows, receipt.cached_tokens) == (1, 4)
 
 
-def test_a_gap_between_chunks_fails_the_sample_by_name_and_the_thread_lives_on(bench: Bench) -> None:
+def test_a_gap_between_chunks_fails_the_sample_by_name_and_the_thread_lives_on(
+    bench: Bench,
+) -> None:
     bench.put(bench.destination(0, 5), 0, 2)
     bench.put(bench.destination(0, 5), 3, 2)
     bench.put(bench.destination(0, 5, attempt="2"), 0, 5)
     bench.put(bench.destination(0, 5, attempt="3"), 0, 5)
     receipts, _ = bench.receipts(3)
-    by_attempt = {wire.parse_rid(r.rid).attempt: r for r in receipts}
-    assert "rows 3.. arrived where row 2 was due" in by_attempt["1"].error
+    by_attempt = {protocol.parse_rid(r.rid).attempt: r for r in receipts}
+    assert "expected rows from 2 on, found rows from 3 on" in by_attempt["1"].error
     assert by_attempt["2"].error is None
     assert by_attempt["3"].error is None
 
 
-def test_where_there_is_no_room_for_a_receipt_the_thread_lives_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_is_no_room_for_a_receipt_the_thread_lives_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file, refused = bench.destinations.open(bench.path.name), threading.Semaphore(0)
     append = file._append
 
@@ -141,7 +154,8 @@ def test_where_there_is_no_room_for_a_receipt_the_thread_lives_on(bench: Bench, 
         raise OSError("no space left")
 
     monkeypatch.setattr(file, "_append", no_room)
-    bench.writers._next = 0  # both samples go to the same thread
+    # both samples go to the same thread
+    bench.writers._next = 0
     bench.put(bench.destination(0, 5), 0, 5)
     assert all(refused.acquire(timeout=10) for _ in ("receipt", "its error"))
     monkeypatch.setattr(file, "_append", append)
@@ -158,12 +172,14 @@ def test_a_synced_file_takes_no_more_rows(bench: Bench) -> None:
     before = bench.path.read_bytes()
     bench.put(bench.destination(0, 5, attempt="late"), 0, 5, shift=9.0)
     receipts, _ = bench.receipts(3)
-    assert "captured and synced before" in receipts[-1].error
+    assert "captured and synced already" in receipts[-1].error
     assert bench.path.read_bytes() == before
 
 
 def test_two_ranks_fill_one_file_and_the_one_that_ends_it_syncs_it(bench: Bench) -> None:
-    """Data parallel ranks are processes of their own: neither sees what the other does but in the receipts."""
+    """Data parallel ranks are processes of their own: neither sees what the other does but in the
+    receipts.
+    """
     other = Bench(bench.root)
     bench.put(bench.destination(0, 1), 0, 1)
     bench.receipts(1)
@@ -179,7 +195,9 @@ def test_two_ranks_fill_one_file_and_the_one_that_ends_it_syncs_it(bench: Bench)
 
 
 def test_a_file_that_another_rank_ended_takes_no_more_rows(bench: Bench) -> None:
-    """Also by a rank that opens it only afterwards, and after one late attempt has been turned away."""
+    """Also by a rank that opens it only afterwards, and after one late attempt has been turned
+    away.
+    """
     other = Bench(bench.root)
     other.destinations.open(bench.path.name)
     bench.put(bench.destination(0, 5), 0, 5)
@@ -189,7 +207,7 @@ def test_a_file_that_another_rank_ended_takes_no_more_rows(bench: Bench) -> None
     for late, rank in enumerate((other, Bench(bench.root))):
         rank.put(rank.destination(0, 5, attempt=f"late {late}"), 0, 5, shift=9.0)
         receipts, _ = bench.receipts(3 + late)
-        assert "captured and synced before" in receipts[-1].error
+        assert "captured and synced already" in receipts[-1].error
         assert bench.path.read_bytes() == before
 
 
@@ -207,8 +225,12 @@ def test_memory_is_bounded_and_a_full_queue_makes_the_next_one_wait() -> None:
     assert got.wait(5)
 
 
-def test_memory_is_taken_before_the_run_and_what_is_not_needed_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pinning memory during a run would stop the scheduler; a block that was in use before is real memory already."""
+def test_memory_is_taken_before_the_run_and_what_is_not_needed_is_not_touched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pinning memory during a run would stop the scheduler; a block that was in use before is real
+    memory already.
+    """
     pool = BlockPool(total_bytes=3 << 10, block_bytes=1 << 10, pinned=False)
     monkeypatch.setattr(torch, "empty", None)
     used = set()

@@ -1,9 +1,7 @@
 """Each export holds what was captured, in its trainer's names, numbers and norm, or is refused."""
 
 import json
-import runpy
 import struct
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +10,14 @@ import torch
 from safetensors.torch import load_file
 from synthetic import Synthetic, capture_spec, norm_model, sample, small, write_manifest
 
-from draftstates import model
-from draftstates.dataset import ShardDataset
+from draftstates import cli
 from draftstates.errors import UserError
 from draftstates.exports.common import Options, check_equal
 from draftstates.exports.export import EXPORTED, export_manifest
-from draftstates.shards import read_header
-
-ROOT = Path(__file__).parents[2]
+from draftstates.model.digest import model_digest
+from draftstates.model.folder import ModelFolder
+from draftstates.shards.dataset import ShardDataset
+from draftstates.shards.layout import read_header
 
 
 def post_norm(folder: Path, **more: object) -> Synthetic:
@@ -27,7 +25,13 @@ def post_norm(folder: Path, **more: object) -> Synthetic:
 
 
 def export(manifest: Synthetic, name: str, **more: object) -> Path:
-    options = Options(**{key: more.pop(key) for key in ("dtype", "draft_vocab_size", "target_vocab_size") if key in more})
+    options = Options(
+        **{
+            key: more.pop(key)
+            for key in ("dtype", "draft_vocab_size", "target_vocab_size")
+            if key in more
+        }
+    )
     output = manifest.path.parent / name
     export_manifest(manifest.path, output, name=name, options=options, **more)  # type: ignore[arg-type]
     return output
@@ -46,7 +50,9 @@ def test_speculators_files_hold_the_layers_and_then_the_pre_norm_state(tmp_path:
     assert not left
 
 
-def test_specforge_files_hold_the_post_norm_state_and_the_layers_side_by_side(tmp_path: Path) -> None:
+def test_specforge_files_hold_the_post_norm_state_and_the_layers_side_by_side(
+    tmp_path: Path,
+) -> None:
     manifest = post_norm(tmp_path)
     dataset = ShardDataset(manifest.path)
     output = export(manifest, "specforge")
@@ -80,12 +86,22 @@ def test_deepspec_index_points_at_each_part(tmp_path: Path) -> None:
         assert (number, shard, length) == (i, i // 4, len(values["input_ids"]))
         data = (output / f"shard-{shard:05d}.bin").read_bytes()
         ones = torch.ones(length, dtype=torch.uint8)
-        parts = [values["input_ids"], ones, values["loss_mask"], values["hidden_states"], values["final_hidden_state"]]
+        parts = [
+            values["input_ids"],
+            ones,
+            values["loss_mask"],
+            values["hidden_states"],
+            values["final_hidden_state"],
+        ]
         for offset, part in zip(offsets, parts, strict=True):
             expected = part.contiguous().view(torch.uint8).numpy().tobytes()
             assert data[offset : offset + len(expected)] == expected
     document = json.loads((output / "manifest.json").read_text())
-    assert (document["num_samples"], document["num_shards"], document["target_layer_ids"]) == (7, 2, [1, 2, 4])
+    assert (document["num_samples"], document["num_shards"], document["target_layer_ids"]) == (
+        7,
+        2,
+        [1, 2, 4],
+    )
 
 
 @pytest.mark.parametrize("name", EXPORTED)
@@ -93,7 +109,9 @@ def test_layer_numbers_are_translated_and_stated(tmp_path: Path, name: str) -> N
     manifest = small(tmp_path) if name == "speculators" else post_norm(tmp_path)
     output = export(manifest, name, residual_layers=[3, 5])
     stated = json.loads((output / "export.json").read_text())
-    assert stated["layers"] == ({"r_3": 3, "r_5": 5} if name == "speculators" else {"r_3": 2, "r_5": 4})
+    assert stated["layers"] == (
+        {"r_3": 3, "r_5": 5} if name == "speculators" else {"r_3": 2, "r_5": 4}
+    )
     assert "r_k as k" in stated["layers_are_counted"]
     assert stated["final_norm"] == ("pre_norm" if name == "speculators" else "post_norm")
     assert (stated["samples"], stated["tokens"]) == (7, 98)
@@ -102,15 +120,19 @@ def test_layer_numbers_are_translated_and_stated(tmp_path: Path, name: str) -> N
 @pytest.mark.parametrize("name", EXPORTED)
 def test_a_norm_that_the_capture_does_not_allow_is_refused(tmp_path: Path, name: str) -> None:
     manifest = post_norm(tmp_path) if name == "speculators" else small(tmp_path)
-    with pytest.raises(UserError, match="cannot be undone" if name == "speculators" else "give the model's folder"):
+    with pytest.raises(
+        UserError, match="cannot be undone" if name == "speculators" else "give the model's folder"
+    ):
         export(manifest, name)
     assert not (tmp_path / name).exists()
 
 
 def test_the_norm_of_another_model_is_refused(tmp_path: Path) -> None:
     right, wrong = norm_model(tmp_path / "right"), norm_model(tmp_path / "wrong")
-    (wrong / "config.json").write_text(json.dumps({"model_type": "llama", "rms_norm_eps": 1e-6, "vocab_size": 100}))
-    manifest = small(tmp_path, spec=capture_spec(model_digest=model.digest(right)))
+    (wrong / "config.json").write_text(
+        json.dumps({"model_type": "llama", "rms_norm_eps": 1e-6, "vocab_size": 100})
+    )
+    manifest = small(tmp_path, spec=capture_spec(model_digest=model_digest(ModelFolder(right))))
     with pytest.raises(UserError, match="not the captured model"):
         export(manifest, "specforge", model_folder=wrong)
     output = export(manifest, "specforge", model_folder=right)
@@ -122,9 +144,14 @@ def test_the_norm_of_another_model_is_refused(tmp_path: Path) -> None:
     torch.testing.assert_close(found.float(), expected, rtol=2**-8, atol=0)
 
 
-def test_a_model_with_the_embeddings_captured_goes_only_where_they_have_a_number(tmp_path: Path) -> None:
+def test_a_model_with_the_embeddings_captured_goes_only_where_they_have_a_number(
+    tmp_path: Path,
+) -> None:
     manifest = post_norm(tmp_path, layers=(0, 4))
-    assert json.loads((export(manifest, "deepspec") / "export.json").read_text())["layers"] == {"r_0": -1, "r_4": 3}
+    assert json.loads((export(manifest, "deepspec") / "export.json").read_text())["layers"] == {
+        "r_0": -1,
+        "r_4": 3,
+    }
     for name in ("specforge", "model_optimizer"):
         with pytest.raises(UserError, match="cannot name r_0"):
             export(manifest, name)
@@ -149,7 +176,9 @@ def test_a_vocabulary_holds_the_most_learned_tokens(tmp_path: Path, name: str) -
         np.add.at(counts, values["input_ids"][values["loss_mask"].bool()].numpy(), 1)
     if name == "speculators":
         d2t, t2d = (torch.from_numpy(np.load(output / f"{part}.npy")) for part in ("d2t", "t2d"))
-        assert torch.load(output / "token_freq.pt", weights_only=True) == {i: n for i, n in enumerate(counts.tolist()) if n}
+        assert torch.load(output / "token_freq.pt", weights_only=True) == {
+            i: n for i, n in enumerate(counts.tolist()) if n
+        }
     else:
         d2t, t2d = torch.load(output / "vocab_mapping.pt", weights_only=True).values()
     kept = torch.arange(10) + d2t
@@ -182,7 +211,8 @@ def test_a_row_more_writes_one_sample_and_a_rerun_none(tmp_path: Path, name: str
         summary = export_manifest(manifest.path, output, name=name)
         return summary["files_written"], summary["files_reused"]
 
-    whole = 2 if name == "deepspec" else 8  # DeepSpec's files are whole shards
+    # DeepSpec's files are whole shards
+    whole = 2 if name == "deepspec" else 8
     assert written("a", [samples[:4], samples[5:]]) == (whole, 0)
     assert written("b", [samples[:4], samples[5:]]) == (0, whole)
     assert written("c", [samples[:5], samples[5:]]) == (1, whole - (name == "deepspec"))
@@ -190,11 +220,19 @@ def test_a_row_more_writes_one_sample_and_a_rerun_none(tmp_path: Path, name: str
     export_manifest(tmp_path / "c" / "manifest.json", fresh, name=name)
     files = {path.relative_to(fresh) for path in fresh.rglob("*") if path.is_file()}
     assert files == {path.relative_to(output) for path in output.rglob("*") if path.is_file()}
-    differing = {path.name for path in files if (fresh / path).read_bytes() != (output / path).read_bytes()}
-    assert differing <= {"ledger.jsonl", "state.json"}  # times of the files, and a fingerprint that is random
+    differing = {
+        path.name for path in files if (fresh / path).read_bytes() != (output / path).read_bytes()
+    }
+    assert differing <= {
+        "ledger.jsonl",
+        "state.json",
+        # times of the files, and a fingerprint that is random
+    }
 
 
-@pytest.mark.parametrize("tensor", ["final_hidden_state", "hidden_states", "input_ids", "loss_mask"])
+@pytest.mark.parametrize(
+    "tensor", ["final_hidden_state", "hidden_states", "input_ids", "loss_mask"]
+)
 @pytest.mark.parametrize("name", EXPORTED)
 def test_a_damaged_shard_is_not_exported(tmp_path: Path, name: str, tensor: str) -> None:
     manifest = small(tmp_path) if name == "speculators" else post_norm(tmp_path)
@@ -232,14 +270,13 @@ def test_a_split_without_samples_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_states_layers_and_norm_and_a_users_error_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     manifest = post_norm(tmp_path)
 
     def command(name: str) -> None:
         arguments = ["--manifest", manifest.path, "--output", tmp_path / "out", "--trainer", name]
-        monkeypatch.setattr(sys, "argv", ["export.py", *map(str, arguments)])
-        runpy.run_path(str(ROOT / "scripts" / "export.py"), run_name="__main__")
+        cli.main(["export", *map(str, arguments)])
 
     command("specforge")
     said = capsys.readouterr().err

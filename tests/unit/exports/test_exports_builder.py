@@ -9,14 +9,22 @@ import pytest
 from draftstates.errors import UserError
 from draftstates.exports.builder import LEDGER, SUMMARY, Builder
 
-Content = dict[str, str]  # file name to text
+# file name to text
+Content = dict[str, str]
 
 
 class Crash(Exception):
     """A process that dies in the middle."""
 
 
-def build(output: Path, files: Content, *, identity: str = "a", crash_after: int | None = None, finish: bool = True) -> tuple[int, int]:
+def build(
+    output: Path,
+    files: Content,
+    *,
+    identity: str = "a",
+    crash_after: int | None = None,
+    finish: bool = True,
+) -> tuple[int, int]:
     """Export the texts; returns how many files were written and reused."""
 
     def check(path: Path) -> None:
@@ -34,7 +42,9 @@ def build(output: Path, files: Content, *, identity: str = "a", crash_after: int
 
 
 def contents(output: Path) -> Content:
-    files = (path for path in output.rglob("*") if path.is_file() and path.name not in (LEDGER, SUMMARY))
+    files = (
+        path for path in output.rglob("*") if path.is_file() and path.name not in (LEDGER, SUMMARY)
+    )
     return {path.relative_to(output).as_posix(): path.read_text() for path in files}
 
 
@@ -92,7 +102,10 @@ def test_a_kill_between_the_two_renames_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_a_file_that_reads_back_wrong_gets_no_name(tmp_path: Path) -> None:
-    with Builder(tmp_path / "out", identity="a") as builder, pytest.raises(UserError, match="reading back"):
+    with (
+        Builder(tmp_path / "out", identity="a") as builder,
+        pytest.raises(UserError, match="reading back"),
+    ):
 
         def check(path: Path) -> None:
             raise UserError("reading back gave something else")
@@ -116,14 +129,18 @@ def test_a_changed_file_of_the_present_export_is_written_again(tmp_path: Path, f
 
 def test_a_linked_file_is_not_written_through(tmp_path: Path) -> None:
     build(tmp_path / "out", FILES)
-    with pytest.raises(Crash):  # links x/0.bin into the partial folder
+    # links x/0.bin into the partial folder
+    with pytest.raises(Crash):
         build(tmp_path / "out", FILES, crash_after=1)
-    with pytest.raises(Crash):  # and overwrites it there
+    # and overwrites it there
+    with pytest.raises(Crash):
         build(tmp_path / "out", {"x/0.bin": "other", "w": ""}, crash_after=1)
     assert contents(tmp_path / "out") == FILES
 
 
-def test_a_file_system_without_links_gets_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_links_gets_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     build(tmp_path / "out", FILES)
 
     def refuse(*_: object) -> None:
@@ -159,5 +176,8 @@ def test_a_full_disk_is_a_users_error(tmp_path: Path) -> None:
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    with Builder(tmp_path / "out", identity="a") as builder, pytest.raises(UserError, match="No space left on device"):
+    with (
+        Builder(tmp_path / "out", identity="a") as builder,
+        pytest.raises(UserError, match="No space left on device"),
+    ):
         builder.add("x", "content", full, lambda path: None)

@@ -1,4 +1,6 @@
-"""Extraction against a stand-in for the server: what is sent when, what is refused, what is left behind."""
+"""Extraction against a stand-in for the server: what is sent when, what is refused, what is left
+behind.
+"""
 
 import asyncio
 import dataclasses
@@ -10,22 +12,29 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from aiohttp import web
-from synthetic import capture_spec
+from synthetic import capture_spec, manifest_with
 
-from draftstates import client, ids, shards, wire
-from draftstates import extract as extraction
-from draftstates.building import building_folder
-from draftstates.client import Client, Endpoint, Work
+from draftstates import ids
 from draftstates.errors import UserError
-from draftstates.extract import ExtractOptions, companions, extract_shard
-from draftstates.shard_tokens import read_tokens
-from draftstates.verify import sealed
+from draftstates.extract import client, protocol
+from draftstates.extract import extract as extraction
+from draftstates.extract.client import Client, Endpoint, Work
+from draftstates.extract.extract import ExtractOptions, extract_shard
+from draftstates.extract.staging import building_folder
+from draftstates.paths import recaptures_of, receipts_of
+from draftstates.plan.shard_tokens import read_tokens
+from draftstates.records import Engine, Figures, Verified, VerifiedSamples
+from draftstates.shards import layout
 
-SPEC = capture_spec(layers=(1, 2), num_layers=4, hidden_size=4, final_norm="post_norm", stored_dtype="float32")
+SPEC = capture_spec(
+    layers=(1, 2), num_layers=4, hidden_size=4, final_norm="post_norm", stored_dtype="float32"
+)
 
 
 class StandIn:
-    """Answers as the instrumented server does and writes receipts; `faults` change what it says of a sample, by its length."""
+    """Answers as the instrumented server does and writes receipts; `faults` change what it says of
+    a sample, by its length.
+    """
 
     def __init__(self, root: Path, faults: dict[int, dict] | None = None) -> None:
         self.root, self.faults = root, faults or {}
@@ -43,19 +52,28 @@ class StandIn:
         fault = self.faults.get(rows, {})
         if "status" in fault:
             return web.Response(status=fault["status"], text="out of order")
-        destination = wire.parse_rid(body["rid"])
-        shard = shards.Shard(self.root / destination.file)
+        destination = protocol.parse_rid(body["rid"])
+        shard = layout.Shard(self.root / destination.file)
         checksum = shard.checksum(shard.offsets.tolist().index(destination.first_row))
-        sent = {"rows": rows, "chunks": 1, "cached_tokens": 0, "ids_hash": destination.ids_hash, "checksum": checksum}
-        receipt = wire.Receipt(rid=body["rid"], **{**sent, **fault.get("receipt", {})})
+        sent = {
+            "rows": rows,
+            "chunks": 1,
+            "cached_tokens": 0,
+            "ids_hash": destination.ids_hash,
+            "checksum": checksum,
+        }
+        receipt = protocol.Receipt(rid=body["rid"], **{**sent, **fault.get("receipt", {})})
         path = self.root / destination.file
-        with open(wire.receipts_path(path), "ab") as file:
-            file.write(fault.get("line", receipt.line()) + wire.synced_line(shards.read_header(path).rows))
+        with open(protocol.receipts_path(path), "ab") as file:
+            file.write(
+                fault.get("line", receipt.line())
+                + protocol.synced_line(layout.read_header(path).rows)
+            )
         meta = {
             "prompt_tokens": rows,
             "cached_tokens": 0,
             "output_top_logprobs": [[[-float(i), i, None] for i in range(5)]],
-            wire.ANSWER_KEY: [json.dumps({"plugin": "x"})],
+            protocol.ANSWER_KEY: [json.dumps({"plugin": "x"})],
         }
         return web.json_response({"meta_info": {**meta, **fault.get("meta", {})}})
 
@@ -91,48 +109,77 @@ def planned(folder: Path, lengths: list[int], *, target: int = 1) -> Path:
 
 
 def extract(
-    tmp_path: Path, faults: dict[int, dict] | None = None, lengths: tuple = (3, 9, 6), *, target: int = 1, reuse: bool = True
+    tmp_path: Path,
+    faults: dict[int, dict] | None = None,
+    lengths: tuple = (3, 9, 6),
+    *,
+    target: int = 1,
+    reuse: bool = True,
 ) -> tuple[StandIn, Path]:
     stand_in, path = StandIn(tmp_path, faults), planned(tmp_path, list(lengths), target=target)
     tokens = read_tokens(path, shard_id=path.stem)
     output = tmp_path / "shards" / f"{path.stem}.safetensors"
-    options = ExtractOptions(probe_minimum=1, reuse=reuse)
+    options = ExtractOptions(recapture_minimum=1, reuse=reuse)
 
     def action(endpoint: Endpoint) -> None:
-        extract_shard(tokens, spec=SPEC, endpoint=endpoint, engine="x", options=options, output=output, planned=[])
+        extract_shard(
+            tokens,
+            spec=SPEC,
+            endpoint=endpoint,
+            engine="x",
+            options=options,
+            output=output,
+            planned=[],
+        )
 
     try:
         with_server(stand_in, action)
     finally:
-        assert list((tmp_path / "shards" / ".building").iterdir()) == []
+        assert not (tmp_path / "shards" / ".building").exists()
     return stand_in, output
 
 
-def test_a_complete_shard_gets_its_name_with_receipts_and_probe_beside_it(tmp_path: Path) -> None:
+def test_a_complete_shard_gets_its_name_with_receipts_and_recaptures_beside_it(
+    tmp_path: Path,
+) -> None:
     stand_in, output = extract(tmp_path)
-    probe, receipts = companions(output)
+    recaptures, receipts = recaptures_of(output), receipts_of(output)
     said = json.loads(receipts.read_text())
     assert [s["rows"] for s in said["samples"]] == [3, 9, 6]
-    assert len(said["probes"]) == 1
-    assert probe.exists()
-    assert shards.Shard(output).input_ids.tolist() == [3] * 3 + [9] * 9 + [6] * 6
+    assert len(said["recaptures"]) == 1
+    assert recaptures.exists()
+    assert layout.Shard(output).input_ids.tolist() == [3] * 3 + [9] * 9 + [6] * 6
 
 
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ({"receipt": {"rows": 1}, "meta": {"cached_tokens": 8}}, "1 of 9 rows captured: 8 came from a cache"),
+        (
+            {"receipt": {"rows": 1}, "meta": {"cached_tokens": 8}},
+            "1 of 9 rows captured: 8 came from a cache",
+        ),
         ({"receipt": {"ids_hash": "0" * 16}}, "the rows are those of other ids"),
         ({"receipt": {"error": "OSError: No space left on device"}}, "No space left on device"),
         ({"line": b'{"rid": "'}, "is no receipt"),
         ({"meta": {"prompt_tokens": 10}}, "9 tokens sent, the server counted 10"),
         ({"meta": {"cached_tokens": 2}}, "2 tokens came from a cache"),
-        ({"meta": {wire.ANSWER_KEY: None}}, "without the draftstates plug-in"),
-        ({"meta": {wire.ANSWER_KEY: [json.dumps({"plugin": "x", "error": "the server sees no file"})]}}, "the server sees no file"),
+        ({"meta": {protocol.ANSWER_KEY: None}}, "without the draftstates plug-in"),
+        (
+            {
+                "meta": {
+                    protocol.ANSWER_KEY: [
+                        json.dumps({"plugin": "x", "error": "the server sees no file"})
+                    ]
+                }
+            },
+            "the server sees no file",
+        ),
         ({"status": 503}, "the server answered 503: out of order"),
     ],
 )
-def test_a_sample_that_fails_is_tried_again_alone_then_named_and_nothing_is_left(tmp_path: Path, fault: dict, message: str) -> None:
+def test_a_sample_that_fails_is_tried_again_alone_then_named_and_nothing_is_left(
+    tmp_path: Path, fault: dict, message: str
+) -> None:
     name = ids.sample_id(np.full(9, 9, dtype=np.int32), np.ones(9))
     with pytest.raises(UserError, match=message) as caught:
         extract(tmp_path, {9: fault})
@@ -143,36 +190,64 @@ def test_a_sample_that_fails_is_tried_again_alone_then_named_and_nothing_is_left
 
 def mark_verified(output: Path) -> None:
     """What verification would say of a shard."""
-    said = json.loads(companions(output)[1].read_text())
+    said = json.loads(receipts_of(output).read_text())
     folder = output.parent.parent / "verified"
-    folder.mkdir()
-    found = {"bytes": output.stat().st_size, "samples": [{"checksum": sample["checksum"]} for sample in said["samples"]]}
-    (folder / f"{output.stem}.json").write_text(json.dumps(sealed(found)))
+    samples, size = said["samples"], output.stat().st_size
+    Verified(
+        shard_id=output.stem,
+        capture_key=SPEC.key,
+        engine=Engine(name="x", version="0"),
+        images={},
+        bytes=size,
+        checksum="0" * 32,
+        samples=VerifiedSamples(
+            sample_id=tuple(sample["sample_id"] for sample in samples),
+            tokens=tuple(sample["rows"] for sample in samples),
+            supervised_tokens=tuple(sample["rows"] for sample in samples),
+            checksum=tuple(sample["checksum"] for sample in samples),
+        ),
+        figures=Figures(
+            recaptures=0, recaptured_tokens=0, alignment_share_of_limit=0.0, prefix_distance=0.0
+        ),
+    ).publish(folder / f"{output.stem}.json")
 
 
 @pytest.mark.parametrize(("tokens_in_flight", "sent"), [(65536, 5), (1, 2)])
 def test_where_no_receipts_come_not_every_sample_waits_for_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens_in_flight: int, sent: int
 ) -> None:
-    """A full disk takes no receipts: each attempt waits its whole time for one, and a shard has thousands of samples."""
+    """A full disk takes no receipts: each attempt waits its whole time for one, and a shard has
+    thousands of samples.
+    """
     monkeypatch.setattr(client, "_RECEIPT_DEADLINE_SECONDS", 0.2)
-    stand_in, path = StandIn(tmp_path, dict.fromkeys((3, 6, 9), {"line": b""})), planned(tmp_path, [3, 6, 9])
-    tokens, output = read_tokens(path, shard_id=path.stem), tmp_path / "shards" / f"{path.stem}.safetensors"
+    stand_in, path = (
+        StandIn(tmp_path, dict.fromkeys((3, 6, 9), {"line": b""})),
+        planned(tmp_path, [3, 6, 9]),
+    )
+    tokens, output = (
+        read_tokens(path, shard_id=path.stem),
+        tmp_path / "shards" / f"{path.stem}.safetensors",
+    )
     more = {"spec": SPEC, "engine": "x", "output": output, "planned": []}
-    more["options"] = ExtractOptions(probe_minimum=1, tokens_in_flight=tokens_in_flight)
+    more["options"] = ExtractOptions(recapture_minimum=1, tokens_in_flight=tokens_in_flight)
     with pytest.raises(UserError, match=r"(?s)^3 samples could not be captured.*no receipt after"):
         with_server(stand_in, lambda endpoint: extract_shard(tokens, endpoint=endpoint, **more))
-    assert len(stand_in.lengths) == sent  # a prefix, the samples that are sent before it has waited in vain, and one of them again
+    assert (
+        len(stand_in.lengths) == sent
+        # a prefix, the samples that are sent before it has waited in vain, and one of them again
+    )
 
 
-def test_one_sample_more_costs_that_sample_and_the_probes(tmp_path: Path) -> None:
+def test_one_sample_more_costs_that_sample_and_the_recaptures(tmp_path: Path) -> None:
     _, output = extract(tmp_path)
     mark_verified(output)
     stand_in, new = extract(tmp_path, lengths=(3, 20, 9, 6))
-    said = json.loads(companions(new)[1].read_text())
-    probe = [entry["rows"] for entry in said["probes"]]
-    assert sorted(stand_in.lengths) == sorted([20, *probe])
-    assert [entry["position"] for entry in said["probes"]] == [1], "the new sample is probed"
+    said = json.loads(receipts_of(new).read_text())
+    recaptures = [entry["rows"] for entry in said["recaptures"]]
+    assert sorted(stand_in.lengths) == sorted([20, *recaptures])
+    assert [entry["position"] for entry in said["recaptures"]] == [1], (
+        "the new sample is recaptured"
+    )
     assert [(s["rows"], s.get("copied_from")) for s in said["samples"]] == [
         (3, output.stem),
         (20, None),
@@ -186,24 +261,29 @@ def test_without_reuse_every_row_is_captured_again(tmp_path: Path) -> None:
     _, output = extract(tmp_path)
     mark_verified(output)
     stand_in, new = extract(tmp_path, target=0, reuse=False)
-    said = json.loads(companions(new)[1].read_text())
-    assert sorted(stand_in.lengths) == sorted([3, 9, 6, *(entry["rows"] for entry in said["probes"])])
+    said = json.loads(receipts_of(new).read_text())
+    assert sorted(stand_in.lengths) == sorted(
+        [3, 9, 6, *(entry["rows"] for entry in said["recaptures"])]
+    )
     assert not any("copied_from" in sample for sample in said["samples"])
 
 
-def test_another_mask_costs_the_probes_alone(tmp_path: Path) -> None:
+def test_another_mask_costs_the_recaptures_alone(tmp_path: Path) -> None:
     _, output = extract(tmp_path)
     mark_verified(output)
     stand_in, new = extract(tmp_path, target=0)
     assert new != output
-    assert stand_in.lengths == [entry["rows"] for entry in json.loads(companions(new)[1].read_text())["probes"]]
+    assert stand_in.lengths == [
+        entry["rows"] for entry in json.loads(receipts_of(new).read_text())["recaptures"]
+    ]
 
 
 def test_tokens_in_flight_are_bounded_and_the_longest_go_first(tmp_path: Path) -> None:
     stand_in = StandIn(tmp_path)
-    lengths = [5, 40, 10, 30, 20, 60, 7]  # the last is a prefix
+    # the last is a prefix
+    lengths = [5, 40, 10, 30, 20, 60, 7]
     path = tmp_path / "s.safetensors"
-    shards.create(
+    layout.create(
         path,
         spec=SPEC,
         shard_id="s",
@@ -214,7 +294,13 @@ def test_tokens_in_flight_are_bounded_and_the_longest_go_first(tmp_path: Path) -
     )
     starts = np.cumsum([0, *lengths])
     work = [
-        Work(sample_id=str(n), shard=path, first_row=int(s), input_ids=np.zeros(n, np.int32), prefix=n == 7)
+        Work(
+            sample_id=str(n),
+            shard=path,
+            first_row=int(s),
+            input_ids=np.zeros(n, np.int32),
+            prefix=n == 7,
+        )
         for n, s in zip(lengths, starts, strict=False)
     ]
 
@@ -228,7 +314,15 @@ def test_tokens_in_flight_are_bounded_and_the_longest_go_first(tmp_path: Path) -
     captured, refused = with_server(stand_in, action)
     assert not refused
     assert [len(c.work.input_ids) for c in captured] == lengths
-    assert stand_in.lengths == [60, 40, 30, 7, 20, 10, 5], "what is longer than the limit goes alone; the prefix in the middle"
+    assert stand_in.lengths == [
+        60,
+        40,
+        30,
+        7,
+        20,
+        10,
+        5,
+    ], "what is longer than the limit goes alone; the prefix in the middle"
     assert stand_in.most_in_flight == 60
 
 
@@ -237,23 +331,32 @@ def test_what_a_killed_attempt_left_is_cleared_and_what_is_in_work_is_not(tmp_pa
     left.mkdir(parents=True)
     (left / "lock").touch()
     (left / "shard.safetensors").write_bytes(b"x")
-    with building_folder(tmp_path, "abc") as first:
+    with building_folder(tmp_path / ".building", "abc") as first:
         assert not left.exists()
-        with building_folder(tmp_path, "abc") as second:
+        with building_folder(tmp_path / ".building", "abc") as second:
             assert first.exists()
             assert first != second
-    assert list((tmp_path / ".building").iterdir()) == []
+    assert not (tmp_path / ".building").exists()
 
 
-@pytest.mark.parametrize(("listed", "stays"), [("itself", False), ("other", True), ("unreadable", False)])
+@pytest.mark.parametrize(
+    ("listed", "stays"), [("itself", False), ("other", True), ("unreadable", False)]
+)
 def test_no_manifest_lists_a_shard_that_is_made_anew_and_not_yet_verified(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], listed: str, stays: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    listed: str,
+    stays: bool,
 ) -> None:
-    """Readers take what a manifest lists for verified; the next one is written after verification, if that passes."""
+    """Readers take what a manifest lists for verified; the next one is written after verification,
+    if that passes.
+    """
     shard_id = planned(tmp_path, [3, 9, 6]).stem
     manifest = tmp_path / "manifest.json"
-    content = json.dumps({"shards": [{"shard_id": "1" * 32}, {"shard_id": shard_id if listed == "itself" else "2" * 32}]})
-    manifest.write_text("{" if listed == "unreadable" else content)
+    manifest_with(["1" * 32, shard_id if listed == "itself" else "2" * 32]).publish(manifest)
+    if listed == "unreadable":
+        manifest.write_text("{")
     there: list[bool] = []
     publish = extraction.publish
 
@@ -265,7 +368,9 @@ def test_no_manifest_lists_a_shard_that_is_made_anew_and_not_yet_verified(
     extract(tmp_path)
     assert there == [stays] * 3, "it goes before anything of the new shard has a final name"
     assert manifest.exists() == stays
-    lines = [line for line in capsys.readouterr().err.splitlines() if f"{manifest} was taken away" in line]
+    lines = [
+        line for line in capsys.readouterr().err.splitlines() if f"{manifest} was removed" in line
+    ]
     assert len(lines) == (0 if stays else 1)
     assert listed != "itself" or shard_id in lines[0]
 
@@ -289,5 +394,13 @@ def test_tokens_of_another_shard_are_refused(tmp_path: Path) -> None:
 def test_a_full_disk_fails_before_the_first_request_and_leaves_nothing(tmp_path: Path) -> None:
     huge = dataclasses.replace(SPEC, hidden_size=1 << 44)
     with pytest.raises(UserError, match="no room for"):
-        shards.create(tmp_path / "s", spec=huge, shard_id="s", sample_ids=["a"], lengths=[4], input_ids=np.zeros(4), loss_mask=np.ones(4))
+        layout.create(
+            tmp_path / "s",
+            spec=huge,
+            shard_id="s",
+            sample_ids=["a"],
+            lengths=[4],
+            input_ids=np.zeros(4),
+            loss_mask=np.ones(4),
+        )
     assert not (tmp_path / "s").exists()

@@ -8,32 +8,33 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from synthetic import capture_spec, planned
+from synthetic import plan_with, planned_shard
 
-from draftstates import plan as planning
-from draftstates import progress
 from draftstates.errors import UserError
-from draftstates.progress import Progress, Running, running
-from draftstates.status import look, view
+from draftstates.extract import progress
+from draftstates.extract.progress import Progress, Running, running
+from draftstates.report.status import look, view
 
 ONE, TWO, THREE, FOUR = (digit * 32 for digit in "abcd")
 
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    """Four planned shards: the first verified, the second captured, the third under way, the fourth failed."""
+    """Four planned shards: the first verified, the second captured, the third under way, the fourth
+    failed.
+    """
     run = tmp_path / "m-12345678"
     for folder in (run / "shards", run / "verified", tmp_path / "logs" / run.name / "extract"):
         folder.mkdir(parents=True)
-    shards = [{"shard_id": name, "source": "a", "samples": 1, "tokens": 100, "bytes": 1} for name in (ONE, TWO, THREE, FOUR)]
-    document = {"format": planning.FORMAT, "format_version": planning.FORMAT_VERSION, "run": run.name, "shards": shards}
-    document |= {"capture": planned(capture_spec()), "accounting": {"sources": {}, "totals": {}}}
-    (tmp_path / "plan.json").write_text(json.dumps(document))
+    shards = [planned_shard(name, tokens=100) for name in (ONE, TWO, THREE, FOUR)]
+    plan_with(shards, capture_folder=run.name).publish(tmp_path / "plan.json")
     for name in (ONE, TWO):
         (run / "shards" / f"{name}.safetensors").touch()
-        (run / "shards" / f"{name}.probe.safetensors").touch()
+        (run / "shards" / f"{name}.recaptures.safetensors").touch()
     (run / "verified" / f"{ONE}.json").touch()
-    (tmp_path / "logs" / run.name / "extract" / f"{FOUR}.log").write_text("waiting\nerror: 1 samples could not be captured\n  x: y\n")
+    (tmp_path / "logs" / run.name / "extract" / f"{FOUR}.log").write_text(
+        "waiting\nerror: 1 samples could not be captured\n  x: y\n"
+    )
     folder = run / "shards" / ".building" / f"{THREE}-1"
     folder.mkdir(parents=True)
     Progress(folder, shard_id=THREE, total=100, server="http://a:1")
@@ -58,7 +59,9 @@ def test_a_failed_shard_that_is_captured_again_is_no_longer_failed(results: Path
 def test_the_tables_have_the_rate_of_each_server_and_the_time_left(results: Path) -> None:
     folder = results / "m-12345678" / "shards" / ".building" / f"{THREE}-1"
     now = time.time()
-    entry = Running(shard_id=THREE, done=50, total=100, started=now - 10, updated=now, server="http://a:1")
+    entry = Running(
+        shard_id=THREE, done=50, total=100, started=now - 10, updated=now, server="http://a:1"
+    )
     (folder / "progress.json").write_text(json.dumps(entry.__dict__))
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(view(look(results)))
@@ -89,7 +92,9 @@ def test_a_progress_file_that_is_cut_short_or_gone_is_passed_over(results: Path)
     assert running(run) == []
 
 
-def test_each_running_extraction_gets_a_line_when_it_has_news(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_running_extraction_gets_a_line_when_it_has_news(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(progress, "_SAY_SECONDS", 0.02)
     monkeypatch.setattr(progress, "_WRITE_SECONDS", 0.0)
     said: list[str] = []
@@ -97,4 +102,6 @@ def test_each_running_extraction_gets_a_line_when_it_has_news(results: Path, mon
     progress.say_each_minute(results, lambda line: (said.append(line), heard.set()))
     assert heard.wait(5)
     time.sleep(0.2)
-    assert said == [f"shard {THREE}: 0 of 100 tokens, 0 tokens/s, no sample finished yet"], "no news, no line"
+    assert said == [f"shard {THREE}: 0 of 100 tokens, 0 tokens/s, no sample finished yet"], (
+        "no news, no line"
+    )

@@ -1,4 +1,6 @@
-"""Never compute twice: rows of verified shards are copied into a new one; what is not exactly as verified is left to capture."""
+"""Never compute twice: rows of verified shards are copied into a new one; what is not exactly as
+verified is left to capture.
+"""
 
 import dataclasses
 import json
@@ -7,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from captured import Captured, Files, capture, tiny_model, write
+from captured import Captured, Files, capture, tiny_model, verify, write
 
-from draftstates import ids, reuse, shards
-from draftstates.reuse import copy_captured
-from draftstates.verify import verify_shard
+from draftstates import ids
+from draftstates.extract import reuse
+from draftstates.extract.reuse import copy_captured
+from draftstates.shards import layout
 
 NEW = np.arange(20, 33, dtype=np.int32)
 
@@ -31,20 +34,15 @@ def old(captured: Captured, tmp_path: Path) -> Files:
     """A verified shard below `tmp_path`, a run's folder."""
     files = write(captured, tmp_path / "shards")
     (tmp_path / "verified").mkdir()
-    verify(files, tmp_path)
+    verify(files).publish(tmp_path / "verified" / f"{files.shard_id}.json")
     return files
 
 
-def verify(files: Files, run: Path) -> None:
-    found = verify_shard(
-        files.shard_id, plan=files.plan, model=files.model, shard=files.shard, probe=files.probe, receipts=files.receipts, threads=1
-    )
-    (run / "verified" / f"{files.shard_id}.json").write_text(json.dumps(found))
-
-
-def lay_out(path: Path, captured: Captured, tokens: list, masks: list, **changes: object) -> shards.Shard:
+def lay_out(
+    path: Path, captured: Captured, tokens: list, masks: list, **changes: object
+) -> layout.Shard:
     names = [ids.sample_id(t, m) for t, m in zip(tokens, masks, strict=True)]
-    shards.create(
+    layout.create(
         path,
         spec=dataclasses.replace(captured.spec, **changes),
         shard_id=ids.shard_id(names),
@@ -53,48 +51,63 @@ def lay_out(path: Path, captured: Captured, tokens: list, masks: list, **changes
         input_ids=np.concatenate(tokens),
         loss_mask=np.concatenate(masks),
     )
-    return shards.Shard(path)
+    return layout.Shard(path)
 
 
-def successor(captured: Captured, folder: Path, **changes: object) -> shards.Shard:
+def successor(captured: Captured, folder: Path, **changes: object) -> layout.Shard:
     """The same samples without the third, in another order, and a new one in the middle."""
     tokens, masks = captured.tokens[::-1], captured.masks[::-1]
     tokens[-3], masks[-3] = NEW, np.ones(len(NEW), dtype=np.uint8)
     return lay_out(folder / "new.safetensors", captured, tokens, masks, **changes)
 
 
-def test_all_samples_but_the_new_one_are_copied_with_their_receipts(captured: Captured, old: Files, tmp_path: Path) -> None:
+def test_all_samples_but_the_new_one_are_copied_with_their_receipts(
+    captured: Captured, old: Files, tmp_path: Path
+) -> None:
     new = successor(captured, tmp_path)
-    found = copy_captured(new.path, run=tmp_path, planned=[])
+    found = copy_captured(new.path, capture_folder=tmp_path, planned=[])
     copied, engines = found.receipts, found.engines
     count = len(captured.tokens)
     assert sorted(copied) == [index for index in range(count) if index != count - 3]
     assert engines == {json.loads(old.receipts.read_text())["engine"]["version"]}
     assert found.images == {None}
-    before, after = shards.Shard(old.shard), shards.Shard(new.path)
+    before, after = layout.Shard(old.shard), layout.Shard(new.path)
     for index, receipt in copied.items():
-        assert after.checksum(index) == receipt["checksum"] == before.checksum(count - 1 - index)
-        assert receipt["first_row"] == after.rows(index)[0]
-        assert receipt["sample_id"] == after.header.sample_ids[index]
-        assert receipt["copied_from"] == old.shard_id
+        assert after.checksum(index) == receipt.checksum == before.checksum(count - 1 - index)
+        assert receipt.first_row == after.rows(index)[0]
+        assert receipt.sample_id == after.header.sample_ids[index]
+        assert receipt.copied_from == old.shard_id
     first, end = after.rows(count - 3)
-    assert not after.states("hidden_states", first, end).any(), "the new sample's rows are not touched"
+    assert not after.states("hidden_states", first, end).any(), (
+        "the new sample's rows are not touched"
+    )
 
 
-def test_another_mask_of_the_same_tokens_is_copied_too(captured: Captured, old: Files, tmp_path: Path) -> None:
-    new = lay_out(tmp_path / "new", captured, captured.tokens, [1 - mask for mask in captured.masks])
-    copied = copy_captured(new.path, run=tmp_path, planned=[]).receipts
+def test_another_mask_of_the_same_tokens_is_copied_too(
+    captured: Captured, old: Files, tmp_path: Path
+) -> None:
+    new = lay_out(
+        tmp_path / "new", captured, captured.tokens, [1 - mask for mask in captured.masks]
+    )
+    copied = copy_captured(new.path, capture_folder=tmp_path, planned=[]).receipts
     assert len(copied) == len(captured.tokens)
     assert not set(new.header.sample_ids) & set(captured.names)
 
 
 def test_a_planned_shard_is_not_looked_at(captured: Captured, old: Files, tmp_path: Path) -> None:
-    assert copy_captured(successor(captured, tmp_path).path, run=tmp_path, planned=[old.shard_id]).receipts == {}
+    assert (
+        copy_captured(
+            successor(captured, tmp_path).path, capture_folder=tmp_path, planned=[old.shard_id]
+        ).receipts
+        == {}
+    )
 
 
-def test_states_of_another_capture_are_not_copied(captured: Captured, old: Files, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_states_of_another_capture_are_not_copied(
+    captured: Captured, old: Files, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     new = successor(captured, tmp_path, model_digest="of other weights")
-    assert copy_captured(new.path, run=tmp_path, planned=[]).receipts == {}
+    assert copy_captured(new.path, capture_folder=tmp_path, planned=[]).receipts == {}
     assert "expected capture key" in capsys.readouterr().err
 
 
@@ -102,12 +115,15 @@ def test_rows_of_another_width_are_not_copied_whatever_key_they_have(
     captured: Captured, old: Files, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     new = successor(captured, tmp_path, stored_dtype="float32")
-    keys = [header.metadata["capture_key"].encode() for header in (new.header, shards.read_header(old.shard))]
+    keys = [
+        header.metadata["capture_key"].encode()
+        for header in (new.header, layout.read_header(old.shard))
+    ]
     new.path.write_bytes(new.path.read_bytes().replace(*keys))
     before = new.path.read_bytes()
-    assert copy_captured(new.path, run=tmp_path, planned=[]).receipts == {}
+    assert copy_captured(new.path, capture_folder=tmp_path, planned=[]).receipts == {}
     assert new.path.read_bytes() == before
-    assert "bytes and rows" in capsys.readouterr().err
+    assert "expected rows" in capsys.readouterr().err
 
 
 def test_a_shard_that_shrinks_while_it_is_read_is_an_error_and_not_the_end(old: Files) -> None:
@@ -120,24 +136,29 @@ def test_a_shard_that_shrinks_while_it_is_read_is_an_error_and_not_the_end(old: 
 def test_a_sample_with_a_flipped_bit_is_left_to_capture(
     captured: Captured, old: Files, tmp_path: Path, capsys: pytest.CaptureFixture, tensor: str
 ) -> None:
-    begin, width = shards.read_header(old.shard).states()[tensor]
-    at = begin + shards.Shard(old.shard).rows(4)[0] * width
+    begin, width = layout.read_header(old.shard).states()[tensor]
+    at = begin + layout.Shard(old.shard).rows(4)[0] * width
     data = bytearray(old.shard.read_bytes())
     data[at] ^= 1
     old.shard.write_bytes(data)
     new = successor(captured, tmp_path)
-    copied = copy_captured(new.path, run=tmp_path, planned=[]).receipts
+    copied = copy_captured(new.path, capture_folder=tmp_path, planned=[]).receipts
     missing = set(range(len(new))) - set(copied)
     assert missing == {len(new) - 3, len(new) - 1 - 4}
-    assert f"sample {captured.names[4]} is not copied from {old.shard}: expected checksum" in capsys.readouterr().err
+    assert (
+        f"sample {captured.names[4]} is not copied from {old.shard}: expected checksum"
+        in capsys.readouterr().err
+    )
 
 
-def test_the_same_hash_of_other_ids_is_not_taken_for_the_same_ids(captured: Captured, old: Files, tmp_path: Path) -> None:
+def test_the_same_hash_of_other_ids_is_not_taken_for_the_same_ids(
+    captured: Captured, old: Files, tmp_path: Path
+) -> None:
     stranger = captured.tokens[4].copy()
     stranger[0] += 1
     old.change_receipts(lambda said: said["samples"][4].update(ids_hash=ids.ids_hash(stranger)))
     new = lay_out(tmp_path / "new", captured, [stranger], [captured.masks[4]])
-    assert copy_captured(new.path, run=tmp_path, planned=[]).receipts == {}
+    assert copy_captured(new.path, capture_folder=tmp_path, planned=[]).receipts == {}
 
 
 def cut(path: Path) -> None:
@@ -147,7 +168,7 @@ def cut(path: Path) -> None:
 def claim(path: Path) -> None:
     """Verification never said this."""
     found = json.loads(path.read_text())
-    found["samples"][0]["checksum"] = "0" * 32
+    found["samples"]["checksum"][0] = "0" * 32
     path.write_text(json.dumps(found))
 
 
@@ -174,13 +195,36 @@ def change(path: Path, **fields: object) -> None:
     ],
 )
 def test_of_a_shard_that_is_damaged_nothing_is_copied_and_the_reason_is_said(
-    captured: Captured, old: Files, tmp_path: Path, capsys: pytest.CaptureFixture, part: str, damage: Callable[[Path], None]
+    captured: Captured,
+    old: Files,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+    part: str,
+    damage: Callable[[Path], None],
 ) -> None:
-    damage({"shard": old.shard, "receipts": old.receipts, "verified": tmp_path / "verified" / f"{old.shard_id}.json"}[part])
-    assert copy_captured(successor(captured, tmp_path).path, run=tmp_path, planned=[]).receipts == {}
+    damage(
+        {
+            "shard": old.shard,
+            "receipts": old.receipts,
+            "verified": tmp_path / "verified" / f"{old.shard_id}.json",
+        }[part]
+    )
+    assert (
+        copy_captured(
+            successor(captured, tmp_path).path, capture_folder=tmp_path, planned=[]
+        ).receipts
+        == {}
+    )
     assert f"copied from shard {old.shard_id}" in capsys.readouterr().err
 
 
-def test_a_shard_that_was_never_verified_is_not_looked_at(captured: Captured, old: Files, tmp_path: Path) -> None:
+def test_a_shard_that_was_never_verified_is_not_looked_at(
+    captured: Captured, old: Files, tmp_path: Path
+) -> None:
     (tmp_path / "verified" / f"{old.shard_id}.json").unlink()
-    assert copy_captured(successor(captured, tmp_path).path, run=tmp_path, planned=[]).receipts == {}
+    assert (
+        copy_captured(
+            successor(captured, tmp_path).path, capture_folder=tmp_path, planned=[]
+        ).receipts
+        == {}
+    )

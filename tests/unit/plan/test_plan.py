@@ -1,7 +1,10 @@
-"""The plan: every row accounted for, shards that follow content, and room on the disk before a server starts."""
+"""The plan: every row accounted for, shards that follow content, and room on the disk before a
+server starts.
+"""
 
 import dataclasses
 import json
+import os
 import runpy
 import shutil
 from collections.abc import Sequence
@@ -14,17 +17,18 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from captured import tiny_model
-from synthetic import capture_spec
+from synthetic import account, capture_spec
 
 from draftstates import ids
-from draftstates.capture_spec import CaptureSpec
 from draftstates.errors import UserError
-from draftstates.plan import PlanOptions, make_plan
-from draftstates.plan_file import check_accounting, read_plan
-from draftstates.shard_tokens import read_tokens
+from draftstates.paths import Capture, Results
+from draftstates.plan.plan import PlanOptions, make_plan
+from draftstates.plan.room import check_missing
+from draftstates.plan.shard_tokens import read_tokens
+from draftstates.records import Plan, PlannedChecks
 
 SPEC = capture_spec(layers=(2, 4, 5), final_norm="post_norm", model_digest="content-1")
-OPTIONS = PlanOptions(min_bytes=20_000, max_bytes=80_000)
+OPTIONS = PlanOptions(min_bytes=20_000, max_bytes=80_000, budget=None, exclude=[], deduplicate=True)
 
 
 class Row(NamedTuple):
@@ -44,10 +48,19 @@ def _rows(count: int, *, seed: int, length: int = 40) -> list[Row]:
     generator = np.random.default_rng(seed)
     lengths = generator.integers(5, 2 * length, count)
     tokens = [generator.integers(0, 50, n).astype(np.int32) for n in lengths]
-    return [Row(index, 0, t, (np.arange(len(t)) % 2).astype(np.uint8)) for index, t in enumerate(tokens)]
+    return [
+        Row(index, 0, t, (np.arange(len(t)) % 2).astype(np.uint8)) for index, t in enumerate(tokens)
+    ]
 
 
-def _source(folder: Path, name: str, rows: Sequence[Row], *, rows_in: int | None = None, skipped: dict[str, int] | None = None) -> Path:
+def _source(
+    folder: Path,
+    name: str,
+    rows: Sequence[Row],
+    *,
+    rows_in: int | None = None,
+    skipped: dict[str, int] | None = None,
+) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.parquet"
     table = pa.table(
@@ -75,27 +88,30 @@ def _source(folder: Path, name: str, rows: Sequence[Row], *, rows_in: int | None
     return path
 
 
-def _plan(results: Path, sources: dict[str, Sequence[Row]], **options: Any) -> dict[str, Any]:
+def _plan(results: Path, sources: dict[str, Sequence[Row]], **options: Any) -> Plan:
     files = [_source(results / "tokens", name, rows) for name, rows in sources.items()]
-    settings = {**OPTIONS.__dict__, **options}
+    settings = {**dict(OPTIONS), **options}
     return make_plan(files, spec=SPEC, results=results, options=PlanOptions(**settings))
 
 
-def _shard_names(plan: dict[str, Any]) -> set[str]:
-    return {shard["shard_id"] for shard in plan["shards"]}
+def _shard_names(plan: Plan) -> set[str]:
+    return {shard.shard_id for shard in plan.shards}
 
 
 def test_the_shards_hold_every_sample_once_in_order(tmp_path: Path) -> None:
     rows = _rows(200, seed=0)
     plan = _plan(tmp_path, {"a": rows})
-    assert len(plan["shards"]) >= 6
+    assert len(plan.shards) >= 6
     captured = []
-    for shard in plan["shards"]:
-        path = tmp_path / "tokens" / "shards" / f"{shard['shard_id']}.parquet"
-        tokens = read_tokens(path, shard_id=shard["shard_id"])
-        assert (shard["samples"], shard["tokens"]) == (len(tokens.sample_ids), len(tokens.input_ids))
-        assert shard["supervised_tokens"] == int(tokens.loss_mask.sum())
-        assert 20_000 <= shard["bytes"] <= 80_000
+    for shard in plan.shards:
+        path = tmp_path / "tokens" / "shards" / f"{shard.shard_id}.parquet"
+        tokens = read_tokens(path, shard_id=shard.shard_id)
+        assert (shard.samples, shard.tokens) == (
+            len(tokens.sample_ids),
+            len(tokens.input_ids),
+        )
+        assert shard.supervised_tokens == int(tokens.loss_mask.sum())
+        assert 20_000 <= shard.bytes <= 80_000
         captured += tokens.sample_ids
         assert set(pq.read_table(path)["source"].to_pylist()) == {"a"}
     assert captured == [row.name for row in rows]
@@ -105,10 +121,10 @@ def test_the_plan_is_the_same_from_any_place_and_source_order(tmp_path: Path) ->
     first, second = _rows(60, seed=0), _rows(60, seed=1)
     one = _plan(tmp_path / "one", {"a": first, "b": second})
     other = _plan(tmp_path / "two", {"b": second, "a": first})
-    assert one["shards"] == other["shards"]
-    assert one["accounting"] == other["accounting"]
-    assert one["run"] == SPEC.run_name
-    assert one["capture"]["key"] == SPEC.key
+    assert one.shards == other.shards
+    assert one.accounting == other.accounting
+    assert one.capture_folder == SPEC.folder_name
+    assert one.capture == SPEC
 
 
 def test_changing_one_row_of_one_source_leaves_the_other_shards(tmp_path: Path) -> None:
@@ -123,40 +139,61 @@ def test_changing_one_row_of_one_source_leaves_the_other_shards(tmp_path: Path) 
 
 def test_a_duplicate_in_a_later_source_is_skipped_and_counted(tmp_path: Path) -> None:
     first, second = _rows(30, seed=0), _rows(30, seed=1)
-    second[3:5] = [second[3]._replace(input_ids=first[7].input_ids, loss_mask=first[7].loss_mask), second[4]]
+    second[3:5] = [
+        second[3]._replace(input_ids=first[7].input_ids, loss_mask=first[7].loss_mask),
+        second[4],
+    ]
     plan = _plan(tmp_path, {"b": second, "a": first})
-    assert plan["accounting"]["sources"]["a"]["skipped"] == {}
-    assert plan["accounting"]["sources"]["b"]["skipped"] == {"duplicate": 1}
-    assert plan["accounting"]["totals"]["samples"] == 59
+    assert plan.accounting.sources["a"].skipped == {}
+    assert plan.accounting.sources["b"].skipped == {"duplicate": 1}
+    assert plan.accounting.totals.samples == 59
     kept = _plan(tmp_path, {"b": second, "a": first}, deduplicate=False)
-    assert kept["accounting"]["totals"]["samples"] == 60
+    assert kept.accounting.totals.samples == 60
 
 
-def test_an_excluded_id_that_no_sample_has_is_named_and_one_of_any_source_is_not(tmp_path: Path) -> None:
+def test_an_excluded_id_that_no_sample_has_is_named_and_one_of_any_source_is_not(
+    tmp_path: Path,
+) -> None:
     """A mistyped id would let the sample that was meant go on."""
     rows, others = _rows(20, seed=0), _rows(20, seed=1)
-    with pytest.raises(UserError, match=f"exclude: no sample of any source has the id {'f' * 32}: ") as caught:
+    with pytest.raises(
+        UserError, match=f"exclude: no sample of any source has the id {'f' * 32}: "
+    ) as caught:
         _plan(tmp_path, {"a": rows, "b": others}, exclude=[rows[4].name, "f" * 32, others[2].name])
     assert rows[4].name not in str(caught.value)
     plan = _plan(tmp_path, {"a": rows, "b": others}, exclude=[rows[4].name, others[2].name])
-    assert plan["accounting"]["totals"]["skipped"] == {"excluded": 2}
+    assert plan.accounting.totals.skipped == {"excluded": 2}
 
 
 def test_an_excluded_sample_is_skipped_and_counted(tmp_path: Path) -> None:
     rows = _rows(30, seed=0)
     plan = _plan(tmp_path, {"a": rows}, exclude=[rows[4].name])
-    assert plan["accounting"]["totals"]["skipped"] == {"excluded": 1}
-    assert plan["accounting"]["totals"]["kept"] == 29
-    names = [name for path in (tmp_path / "tokens" / "shards").iterdir() for name in pq.read_table(path)["sample_id"].to_pylist()]
+    assert plan.accounting.totals.skipped == {"excluded": 1}
+    assert plan.accounting.totals.kept == 29
+    names = [
+        name
+        for path in (tmp_path / "tokens" / "shards").iterdir()
+        for name in pq.read_table(path)["sample_id"].to_pylist()
+    ]
     assert rows[4].name not in names
 
 
 def test_a_row_of_several_samples_is_kept_while_one_of_them_is(tmp_path: Path) -> None:
     rows = _rows(4, seed=0)
-    parts = [rows[0], rows[1]._replace(row=0, part=1), rows[2]._replace(row=1), rows[3]._replace(row=1, part=1)]
+    parts = [
+        rows[0],
+        rows[1]._replace(row=0, part=1),
+        rows[2]._replace(row=1),
+        rows[3]._replace(row=1, part=1),
+    ]
     plan = _plan(tmp_path, {"a": parts}, exclude=[parts[0].name, parts[2].name, parts[3].name])
-    account = plan["accounting"]["sources"]["a"]
-    assert (account["rows_in"], account["kept"], account["samples"], account["skipped"]) == (2, 1, 1, {"excluded": 1})
+    found = plan.accounting.sources["a"]
+    assert (found.rows_in, found.kept, found.samples, found.skipped) == (
+        2,
+        1,
+        1,
+        {"excluded": 1},
+    )
 
 
 def test_the_tokenisers_reasons_are_carried_into_the_totals(tmp_path: Path) -> None:
@@ -165,16 +202,22 @@ def test_the_tokenisers_reasons_are_carried_into_the_totals(tmp_path: Path) -> N
         _source(tmp_path / "tokens", "b", _rows(6, seed=1), skipped={"empty": 1, "over_long": 3}),
     ]
     plan = make_plan(files, spec=SPEC, results=tmp_path, options=OPTIONS)
-    totals = plan["accounting"]["totals"]
-    assert (totals["rows_in"], totals["kept"], totals["skipped"]) == (17, 11, {"empty": 3, "over_long": 3})
+    totals = plan.accounting.totals
+    assert (totals.rows_in, totals.kept, totals.skipped) == (
+        17,
+        11,
+        {"empty": 3, "over_long": 3},
+    )
 
 
 def test_an_unexplained_row_is_an_error(tmp_path: Path) -> None:
     source = _source(tmp_path / "tokens", "a", _rows(5, seed=0), rows_in=7, skipped={"empty": 1})
-    with pytest.raises(UserError, match=r"source a: unexplained rows: 7 in, but 5 kept \+ 1 skipped \+ 0 failed"):
+    with pytest.raises(
+        UserError, match=r"source a: unexplained rows: 7 in, but 5 kept \+ 1 skipped \+ 0 failed"
+    ):
         make_plan([source], spec=SPEC, results=tmp_path, options=OPTIONS)
     with pytest.raises(UserError, match="unexplained rows"):
-        check_accounting("x", {"rows_in": 3, "kept": 1, "skipped": {"empty": 1}, "failed": {}})
+        dataclasses.replace(account(rows_in=3), skipped={"empty": 1}).check("x")
 
 
 def test_tokens_that_do_not_match_their_accounting_are_an_error(tmp_path: Path) -> None:
@@ -183,7 +226,9 @@ def test_tokens_that_do_not_match_their_accounting_are_an_error(tmp_path: Path) 
     accounting = source.with_suffix(".json").read_text()
     _source(tmp_path / "tokens", "a", rows[:-1])
     source.with_suffix(".json").write_text(accounting)
-    with pytest.raises(UserError, match="unexplained rows: its accounting says 50 kept, the file has 49"):
+    with pytest.raises(
+        UserError, match="unexplained rows: its accounting says 50 kept, the file has 49"
+    ):
         make_plan([source], spec=SPEC, results=tmp_path, options=OPTIONS)
 
 
@@ -194,32 +239,56 @@ def test_zero_kept_is_an_error_that_says_why(tmp_path: Path) -> None:
 
 
 def test_a_budget_that_is_too_small_is_an_error_with_the_numbers(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"max_bytes: the shards take [0-9,]+ bytes \(\d+ shards\), allowed are 1,000"):
+    with pytest.raises(
+        UserError,
+        match=r"max_bytes: the shards take [0-9,]+ bytes \(\d+ shards\), allowed are 1,000",
+    ):
         _plan(tmp_path, {"a": _rows(50, seed=0)}, budget=1000)
     assert not (tmp_path / "tokens" / "shards").exists()
 
 
-def test_a_disk_that_is_too_full_is_an_error_with_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_too_full_is_an_error_with_the_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = _plan(tmp_path, {"a": _rows(100, seed=0)})
-    needed = plan["bytes_needed"]
-    assert needed > sum(shard["bytes"] for shard in plan["shards"])
+    needed = plan.bytes_needed
+    assert needed > sum(shard.bytes for shard in plan.shards)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed - 1))
     with pytest.raises(UserError, match=f"take {needed:,} bytes, the disk has {needed - 1:,} free"):
         _plan(tmp_path, {"a": _rows(100, seed=0)})
-    check = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "server.py"))["check_missing_shards"]
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
-    check(tmp_path / "plan.json", run_folder=tmp_path / plan["run"])
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed // 2))
-    with pytest.raises(UserError, match="the shards that are missing take"):
-        check(tmp_path / "plan.json", run_folder=tmp_path / plan["run"])
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    captured = tmp_path / SPEC.run_name / "shards" / f"{plan['shards'][0]['shard_id']}.safetensors"
+    captured = tmp_path / SPEC.folder_name / "shards" / f"{plan.shards[0].shard_id}.safetensors"
     captured.parent.mkdir(parents=True)
     captured.touch()
     again = _plan(tmp_path, {"a": _rows(100, seed=0)})
-    assert again["bytes_needed"] + again["bytes_present"] == needed
-    assert again["bytes_present"] > plan["shards"][0]["bytes"]
+    assert again.bytes_needed + again.bytes_present == needed
+    assert again.bytes_present > plan.shards[0].bytes
+
+
+def test_before_a_server_starts_the_disk_needs_room_for_what_is_not_yet_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = _plan(tmp_path, {"a": _rows(100, seed=0)})
+    capture = Capture(tmp_path / plan.capture_folder)
+    first, second, *others = plan.shards
+    capture.shards.mkdir(parents=True)
+    capture.shard(first.shard_id).touch()
+    unfinished = capture.building / f"{second.shard_id}-1" / "shard.safetensors"
+    unfinished.parent.mkdir(parents=True)
+    with open(unfinished, "wb") as file:
+        file.write(bytes(8192))
+        file.flush()
+        os.fsync(file)
+    written = unfinished.stat().st_blocks * 512
+    assert written >= 8192
+    needed = sum(shard.bytes for shard in (second, *others)) - written
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed))
+    check_missing(plan, capture_folder=capture.folder)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed - 1))
+    with pytest.raises(UserError, match=f"take {needed:,} bytes, the disk has {needed - 1:,} free"):
+        check_missing(plan, capture_folder=capture.folder)
 
 
 def test_two_shards_of_the_same_samples_are_refused(tmp_path: Path) -> None:
@@ -243,11 +312,11 @@ def test_files_that_are_not_tokens_are_named(tmp_path: Path) -> None:
 
 def test_a_plan_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    path.write_text(json.dumps(_plan(tmp_path, {"a": _rows(5, seed=0)})))
-    assert read_plan(path)["checks"] == {"probe_fraction": 0.01, "probe_minimum": 3}
+    _plan(tmp_path, {"a": _rows(5, seed=0)}).publish(path)
+    assert Plan.read(path).checks == PlannedChecks(recapture_fraction=0.01, recapture_minimum=3)
     path.write_text('{"format": "x", "format_version": 1}')
-    with pytest.raises(UserError, match="expected draftstates.plan version 1, found x 1"):
-        read_plan(path)
+    with pytest.raises(UserError, match=r"expected a plan \(draftstates.plan\), found x"):
+        Plan.read(path)
 
 
 def _command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -259,31 +328,82 @@ def _command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "model": {"path": str(model), "name": "named"},
         "capture": {"residual_layers": [1, 8], "final_norm": "pre_norm"},
         "shards": {"min_bytes": 20000, "max_bytes": 80000},
-        "checks": {"probe_fraction": 0.1},
+        "checks": {"recapture_fraction": 0.1},
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     output = folder / "results" / "plan.json"
-    arguments = ["--config", folder / "config.yaml", "--tokens", tokens, "--model", model, "--output", output]
+    arguments = [
+        "--config",
+        folder / "config.yaml",
+        "--tokens",
+        tokens,
+        "--model",
+        model,
+        "--output",
+        output,
+    ]
     monkeypatch.setattr("sys.argv", ["plan.py", *map(str, arguments)])
-    runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "plan.py"), run_name="__main__")
+    runpy.run_path(str(Path(__file__).parents[3] / "scripts" / "plan.py"), run_name="__main__")
     return output
 
 
-def test_the_command_writes_the_plan_that_its_configuration_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_writes_the_plan_that_its_configuration_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tiny_model(tmp_path / "model")
     output = _command(tmp_path, monkeypatch)
-    plan = read_plan(output)
-    spec = CaptureSpec.from_plan(output)
-    assert (spec.residual_layers, spec.final_norm, spec.compute_dtype) == ((1, 8), "pre_norm", "bfloat16")
-    assert plan["run"] == f"named-{spec.key[:8]}"
-    assert plan["checks"] == {"probe_fraction": 0.1, "probe_minimum": 3}
-    for shard in plan["shards"]:
-        read_tokens(tmp_path / "results" / "tokens" / "shards" / f"{shard['shard_id']}.parquet", shard_id=shard["shard_id"])
+    plan = Plan.read(output)
+    spec = plan.capture
+    assert (spec.residual_layers, spec.final_norm, spec.compute_dtype) == (
+        (1, 8),
+        "pre_norm",
+        "bfloat16",
+    )
+    assert plan.capture_folder == f"named-{spec.key[:8]}"
+    assert plan.checks == PlannedChecks(recapture_fraction=0.1, recapture_minimum=3)
+    for shard in plan.shards:
+        read_tokens(
+            tmp_path / "results" / "tokens" / "shards" / f"{shard.shard_id}.parquet",
+            shard_id=shard.shard_id,
+        )
 
 
-def test_a_model_whose_states_could_not_be_verified_is_refused_before_any_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("script", ["server", "extract"])
+def test_a_full_disk_is_refused_before_a_server_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    """Also where only shards are missing, and a single one has room."""
+    tiny_model(tmp_path / "model")
+    plan = Plan.read(output := _command(tmp_path, monkeypatch))
+    results, shard_id = Results(tmp_path / "results"), plan.shards[0].shard_id
+    capture = results.capture(plan.capture_folder)
+    arguments = {
+        "server": ["--output", capture.server],
+        "extract": [
+            *("--shard-id", shard_id, "--tokens", results.shard_tokens(shard_id)),
+            *("--output", capture.shard(shard_id)),
+        ],
+    }
+    common = ["--config", tmp_path / "config.yaml", "--plan", output]
+    monkeypatch.setattr("sys.argv", [script, *map(str, [*common, *arguments[script]])])
+    sizes = [shard.bytes for shard in plan.shards]
+    usage = shutil.disk_usage(tmp_path)._replace(free=sum(sizes) - 1)
+    assert usage.free > max(sizes)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr("draftstates.server.lease.lease", lambda *_: pytest.fail("a server starts"))
+    with pytest.raises(SystemExit, match=r"^error: .*the shards that are missing take"):
+        runpy.run_path(
+            str(Path(__file__).parents[3] / "scripts" / f"{script}.py"), run_name="__main__"
+        )
+
+
+def test_a_model_whose_states_could_not_be_verified_is_refused_before_any_capture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = tiny_model(tmp_path / "model") / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "final_logit_softcapping": 30.0}))
+    config.write_text(
+        json.dumps({**json.loads(config.read_text()), "final_logit_softcapping": 30.0})
+    )
     with pytest.raises(SystemExit) as end:
         _command(tmp_path, monkeypatch)
     assert "final_logit_softcapping: 30.0" in str(end.value.code)
@@ -292,45 +412,76 @@ def test_a_model_whose_states_could_not_be_verified_is_refused_before_any_captur
 
 def test_a_model_that_is_called_otherwise_keeps_its_captures(tmp_path: Path) -> None:
     first = _plan(tmp_path, {"a": _rows(30, seed=0)})
-    captured = tmp_path / first["run"] / "shards" / f"{first['shards'][0]['shard_id']}.safetensors"
+    captured = (
+        tmp_path / first.capture_folder / "shards" / f"{first.shards[0].shard_id}.safetensors"
+    )
     captured.parent.mkdir(parents=True)
     captured.touch()
     renamed = dataclasses.replace(SPEC, model="renamed")
-    again = make_plan([tmp_path / "tokens" / "a.parquet"], spec=renamed, results=tmp_path, options=OPTIONS)
-    assert again["run"] == first["run"]
-    assert again["bytes_present"] > 0
+    again = make_plan(
+        [tmp_path / "tokens" / "a.parquet"], spec=renamed, results=tmp_path, options=OPTIONS
+    )
+    assert again.capture_folder == first.capture_folder
+    assert again.bytes_present > 0
     other = dataclasses.replace(SPEC, model="renamed", model_digest="content-2")
-    assert make_plan([tmp_path / "tokens" / "a.parquet"], spec=other, results=tmp_path, options=OPTIONS)["run"] == other.run_name
+    assert (
+        make_plan(
+            [tmp_path / "tokens" / "a.parquet"], spec=other, results=tmp_path, options=OPTIONS
+        ).capture_folder
+        == other.folder_name
+    )
 
 
-def test_tokens_of_a_shard_name_the_rows_and_the_source_where_its_samples_stand_now(tmp_path: Path) -> None:
-    """Rows before them, or another name of the source, change no shard; what says where a sample came from must follow."""
+def test_tokens_of_a_shard_name_the_rows_and_the_source_where_its_samples_stand_now(
+    tmp_path: Path,
+) -> None:
+    """Rows before them, or another name of the source, change no shard; what says where a sample
+    came from must follow.
+    """
     rows = _rows(60, seed=5)
-    first = make_plan([_source(tmp_path / "one", "chats", rows)], spec=SPEC, results=tmp_path / "results", options=OPTIONS)
+    first = make_plan(
+        [_source(tmp_path / "one", "chats", rows)],
+        spec=SPEC,
+        results=tmp_path / "results",
+        options=OPTIONS,
+    )
     moved = [row._replace(row=row.row + 3) for row in rows]
     path = _source(tmp_path / "two", "talks", moved, rows_in=63, skipped={"broken_json": 3})
     second = make_plan([path], spec=SPEC, results=tmp_path / "results", options=OPTIONS)
-    names = [entry["shard_id"] for entry in first["shards"]]
-    assert [entry["shard_id"] for entry in second["shards"]] == names
-    tables = [pq.read_table(tmp_path / "results/tokens/shards" / f"{name}.parquet") for name in names]
-    assert [row for table in tables for row in table["row"].to_pylist()] == [row.row for row in moved]
+    names = [entry.shard_id for entry in first.shards]
+    assert [entry.shard_id for entry in second.shards] == names
+    tables = [
+        pq.read_table(tmp_path / "results/tokens/shards" / f"{name}.parquet") for name in names
+    ]
+    assert [row for table in tables for row in table["row"].to_pylist()] == [
+        row.row for row in moved
+    ]
     assert {source for table in tables for source in table["source"].to_pylist()} == {"talks"}
 
 
-def test_a_damaged_tokens_file_is_refused_at_capture_and_written_anew_by_the_plan(tmp_path: Path) -> None:
+def test_a_damaged_tokens_file_is_refused_at_capture_and_written_anew_by_the_plan(
+    tmp_path: Path,
+) -> None:
     source = _source(tmp_path / "one", "chats", _rows(60, seed=6))
     plan = make_plan([source], spec=SPEC, results=tmp_path / "results", options=OPTIONS)
-    name = plan["shards"][0]["shard_id"]
+    name = plan.shards[0].shard_id
     path = tmp_path / "results/tokens/shards" / f"{name}.parquet"
     whole = path.read_bytes()
     table = pq.read_table(path)
     changed = table["input_ids"].to_pylist()
     changed[2][0] += 1
-    pq.write_table(table.set_column(table.column_names.index("input_ids"), "input_ids", pa.array(changed, pa.list_(pa.int32()))), path)
-    with pytest.raises(UserError, match="the file is damaged; delete it and plan again"):
+    pq.write_table(
+        table.set_column(
+            table.column_names.index("input_ids"),
+            "input_ids",
+            pa.array(changed, pa.list_(pa.int32())),
+        ),
+        path,
+    )
+    with pytest.raises(UserError, match="the file is damaged; run: rm -f .* --forcerun plan"):
         read_tokens(path, shard_id=name)
     path.write_bytes(whole[:200])
-    with pytest.raises(UserError, match="delete it and plan again"):
+    with pytest.raises(UserError, match="run: rm -f .* --forcerun plan"):
         read_tokens(path, shard_id=name)
     make_plan([source], spec=SPEC, results=tmp_path / "results", options=OPTIONS)
     assert read_tokens(path, shard_id=name).sample_ids

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftstates.probes import SHORTEST, choose_probes
+from draftstates.plan.recaptures import SHORTEST, choose_recaptures
 
 _LENGTHS = st.lists(st.integers(1, 5000), min_size=1, max_size=300)
 
@@ -16,43 +16,70 @@ def _names(count: int) -> list[str]:
 
 
 @given(lengths=_LENGTHS, fraction=st.floats(0, 1), minimum=st.integers(0, 5))
-def test_a_shard_gets_the_fraction_and_the_minimum_of_distinct_probes(lengths: list[int], fraction: float, minimum: int) -> None:
-    probes = choose_probes(_names(len(lengths)), lengths, shard_id="a", fraction=fraction, minimum=minimum)
-    assert len(probes) == min(len(lengths), max(minimum, math.ceil(fraction * len(lengths))))
-    positions = [position for position, _ in probes]
+def test_a_shard_gets_the_fraction_and_the_minimum_of_distinct_recaptures(
+    lengths: list[int], fraction: float, minimum: int
+) -> None:
+    recaptures = choose_recaptures(
+        _names(len(lengths)), lengths, shard_id="a", fraction=fraction, minimum=minimum
+    )
+    assert len(recaptures) == min(len(lengths), max(minimum, math.ceil(fraction * len(lengths))))
+    positions = [position for position, _ in recaptures]
     assert positions == sorted(set(positions))
-    assert all(1 <= rows <= lengths[position] for position, rows in probes)
+    assert all(1 <= rows <= lengths[position] for position, rows in recaptures)
 
 
 def test_the_choice_depends_on_the_shard_and_on_nothing_else() -> None:
     names, lengths = _names(500), [100] * 500
-    first = choose_probes(names, lengths, shard_id="a", fraction=0.02, minimum=3)
-    assert first == choose_probes(names, lengths, shard_id="a", fraction=0.02, minimum=3)
-    assert first != choose_probes(names, lengths, shard_id="b", fraction=0.02, minimum=3)
+    first = choose_recaptures(names, lengths, shard_id="a", fraction=0.02, minimum=3)
+    assert first == choose_recaptures(names, lengths, shard_id="a", fraction=0.02, minimum=3)
+    assert first != choose_recaptures(names, lengths, shard_id="b", fraction=0.02, minimum=3)
 
 
 def test_prefixes_are_of_every_length_and_cheap_in_long_samples() -> None:
     length = 24_000
-    rows = [rows for _, rows in choose_probes(_names(4000), [length] * 4000, shard_id="a", fraction=1, minimum=3)]
+    rows = [
+        rows
+        for _, rows in choose_recaptures(
+            _names(4000), [length] * 4000, shard_id="a", fraction=1, minimum=3
+        )
+    ]
     assert min(rows) == SHORTEST
     assert max(rows) == length
     for least in (100, 1000):
-        assert sum(r >= least for r in rows) / len(rows) == pytest.approx(SHORTEST / least, rel=0.25)
+        assert sum(r >= least for r in rows) / len(rows) == pytest.approx(
+            SHORTEST / least, rel=0.25
+        )
     assert sum(rows) / len(rows) < 0.02 * length
 
 
-def test_of_a_shard_with_copied_rows_the_others_are_probed_first() -> None:
-    """Copied rows were probed where they were captured; what is new in this shard would else hardly ever be."""
+def test_of_a_shard_with_copied_rows_the_others_are_recaptured_first() -> None:
+    """Copied rows were recaptured where they were captured; what is new in this shard would else
+    hardly ever be.
+    """
     names, lengths = _names(1000), [100] * 1000
     new = {17, 400}
-    few = choose_probes(names, lengths, shard_id="a", fraction=0.01, minimum=3, copied=set(range(1000)) - new)
+    few = choose_recaptures(
+        names, lengths, shard_id="a", fraction=0.01, minimum=3, copied=set(range(1000)) - new
+    )
     assert len(few) == 3
     assert new < {position for position, _ in few}
-    half = choose_probes(names, lengths, shard_id="a", fraction=0.01, minimum=3, copied=range(500))
+    half = choose_recaptures(
+        names, lengths, shard_id="a", fraction=0.01, minimum=3, copied=range(500)
+    )
     assert len(half) == 5
     assert all(position >= 500 for position, _ in half)
-    assert len(choose_probes(names, lengths, shard_id="a", fraction=0.01, minimum=3, copied=range(1000))) == 3
+    assert (
+        len(
+            choose_recaptures(
+                names, lengths, shard_id="a", fraction=0.01, minimum=3, copied=range(1000)
+            )
+        )
+        == 3
+    )
 
 
 def test_a_sample_that_is_shorter_than_a_prefix_is_captured_again_whole() -> None:
-    assert choose_probes(["a", "b"], [5, 1], shard_id="a", fraction=1, minimum=3) == [(0, 5), (1, 1)]
+    assert choose_recaptures(["a", "b"], [5, 1], shard_id="a", fraction=1, minimum=3) == [
+        (0, 5),
+        (1, 1),
+    ]

@@ -1,7 +1,8 @@
-"""Only shards that no manifest lists and no plan asks for are removed, and nothing where that cannot be told."""
+"""Only shards that no manifest lists and no plan asks for are removed, and nothing where that
+cannot be told.
+"""
 
 import fcntl
-import json
 import os
 import subprocess
 import sys
@@ -9,36 +10,35 @@ import time
 from pathlib import Path
 
 import pytest
-from synthetic import capture_spec, planned
+from synthetic import manifest_with, plan_with, planned_shard
 
-from draftstates import manifest
-from draftstates import plan as planning
 from draftstates.errors import UserError
-from draftstates.prune import unlisted
+from draftstates.report.prune import unlisted
 
 LISTED, PLANNED, STALE = (digit * 32 for digit in "abc")
-SCRIPT = Path(__file__).parents[2] / "scripts" / "prune.py"
 
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    """A run with a shard in its manifest, one that is planned, and a stale one; another run, and one without a manifest."""
-    for run, names in (("m-12345678", (LISTED, PLANNED, STALE)), ("m-00000000", (LISTED, STALE)), ("m-11111111", (STALE,))):
+    """A run with a shard in its manifest, one that is planned, and a stale one; another run, and
+    one without a manifest.
+    """
+    for run, names in (
+        ("m-12345678", (LISTED, PLANNED, STALE)),
+        ("m-00000000", (LISTED, STALE)),
+        ("m-11111111", (STALE,)),
+    ):
         for folder in ("shards", "verified"):
             (tmp_path / run / folder).mkdir(parents=True)
         for name in names:
-            for part in (".safetensors", ".probe.safetensors", ".receipts.json"):
+            for part in (".safetensors", ".recaptures.safetensors", ".receipts.json"):
                 (tmp_path / run / "shards" / f"{name}{part}").write_bytes(b"12345")
             (tmp_path / run / "verified" / f"{name}.json").write_bytes(b"12345")
     (tmp_path / "tokens" / "shards").mkdir(parents=True)
     (tmp_path / "tokens" / "shards" / f"{STALE}.parquet").touch()
-    document = {"format": manifest.FORMAT, "format_version": manifest.FORMAT_VERSION, "shards": [{"shard_id": LISTED}]}
     for run in ("m-12345678", "m-00000000"):
-        (tmp_path / run / "manifest.json").write_text(json.dumps(document))
-    shard = {"shard_id": PLANNED, "source": "a", "samples": 1, "tokens": 1, "bytes": 5}
-    plan = {"format": planning.FORMAT, "format_version": planning.FORMAT_VERSION, "run": "m-12345678", "shards": [shard]}
-    plan |= {"capture": planned(capture_spec()), "accounting": {"sources": {}, "totals": {}}}
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
+        manifest_with([LISTED]).publish(tmp_path / run / "manifest.json")
+    plan_with([planned_shard(PLANNED)], capture_folder="m-12345678").publish(tmp_path / "plan.json")
     return tmp_path
 
 
@@ -47,7 +47,11 @@ def files(results: Path) -> set[str]:
 
 
 def prune(results: Path, *flags: str) -> str:
-    done = subprocess.run([sys.executable, SCRIPT, "--results", results, *flags], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "draftstates.cli", "prune", "--results", results, *flags],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -68,13 +72,26 @@ def test_with_delete_the_stale_ones_go_with_all_that_belongs_to_them(results: Pa
     prune(results, "--delete")
     gone = before - files(results)
     assert len(gone) == 8
-    assert all(STALE in name and name.startswith(("m-12345678", "m-00000000")) for name in gone), "a run without a manifest is left alone"
+    assert all(STALE in name and name.startswith(("m-12345678", "m-00000000")) for name in gone), (
+        "a run without a manifest is left alone"
+    )
     assert "0 shards and 0 unfinished ones" in prune(results)
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"format": "draftstates.manifest", "format_version": 99, "shards": []}', "\x00"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{}",
+        "[]",
+        '{"format": "draftstates.manifest", "format_version": 99, "shards": []}',
+        "\x00",
+    ],
+)
 @pytest.mark.parametrize("name", ["plan.json", "m-12345678/manifest.json"])
-def test_where_a_plan_or_manifest_cannot_be_read_nothing_is_removed(results: Path, name: str, content: str) -> None:
+def test_where_a_plan_or_manifest_cannot_be_read_nothing_is_removed(
+    results: Path, name: str, content: str
+) -> None:
     (results / name).write_text(content)
     with pytest.raises(UserError, match=name):
         unlisted(results)
@@ -89,7 +106,7 @@ def test_without_a_plan_nothing_is_removed(results: Path) -> None:
 def test_a_compact_copy_is_no_run(results: Path) -> None:
     (results / "m-12345678").rename(results / "compact")
     (results / "compact" / "verified").rename(results / "elsewhere")
-    assert {shard.run for shard in unlisted(results)} == {"m-00000000"}
+    assert {shard.capture_folder for shard in unlisted(results)} == {"m-00000000"}
 
 
 def building(results: Path, run: str, name: str, *, hours: float) -> Path:
@@ -103,9 +120,15 @@ def building(results: Path, run: str, name: str, *, hours: float) -> Path:
     return folder
 
 
-def test_what_a_killed_job_was_building_goes_whatever_the_plan_and_a_manifest_say(results: Path) -> None:
-    folders = [building(results, "m-12345678", PLANNED, hours=2), building(results, "m-11111111", "d" * 32, hours=2)]
-    (folders[1] / "lock").unlink()  # killed while it cleared up
+def test_what_a_killed_job_was_building_goes_whatever_the_plan_and_a_manifest_say(
+    results: Path,
+) -> None:
+    folders = [
+        building(results, "m-12345678", PLANNED, hours=2),
+        building(results, "m-11111111", "d" * 32, hours=2),
+    ]
+    # killed while it cleared up
+    (folders[1] / "lock").unlink()
     os.utime(folders[1], times=(0, 0))
     said = prune(results)
     assert all(f"{folder.relative_to(results)}  7 bytes" in said for folder in folders)
@@ -118,7 +141,10 @@ def test_what_a_killed_job_was_building_goes_whatever_the_plan_and_a_manifest_sa
 
 def test_what_a_living_job_builds_stays_whoever_sees_its_lock(results: Path) -> None:
     """The lock of a job on another node may not be seen here, but its writing is."""
-    held, fresh = building(results, "m-12345678", PLANNED, hours=2), building(results, "m-00000000", "d" * 32, hours=0.1)
+    held, fresh = (
+        building(results, "m-12345678", PLANNED, hours=2),
+        building(results, "m-00000000", "d" * 32, hours=0.1),
+    )
     with open(held / "lock", "r+b") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert "and 0 unfinished ones" in prune(results, "--delete")

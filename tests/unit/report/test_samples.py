@@ -2,11 +2,18 @@
 
 import pyarrow.parquet as pq
 import pytest
-from token_kit import chat, run_script, run_source, template, tokenise, tokenizer_folder
+from token_kit import chat, run_cli, run_source, template, tokenise, tokenizer_folder
 
 from draftstates.errors import UserError
-from draftstates.tokens import output
-from draftstates.tokens.show import as_html, as_terminal, find_sample, html_page, runs, spread_samples
+from draftstates.report.samples import (
+    as_html,
+    as_terminal,
+    find_sample,
+    html_page,
+    runs,
+    spread_samples,
+)
+from draftstates.tokens import files as output
 
 
 @pytest.fixture(scope="module")
@@ -17,9 +24,10 @@ def found(demo_model):
 
 
 def test_without_colour_targets_are_in_brackets_and_ends_of_lines_are_seen(found) -> None:
-    assert as_terminal(found, colour=False) == (
-        "<|im_start|>system↵\nS<|im_end|>↵\n<|im_start|>user↵\nIs 1 < 2?<|im_end|>↵\n<|im_start|>assistant↵\n"
-        "⟦Yes: 1 < 2 &↵\ntrue 🎉<|im_end|>⟧↵\n"
+    assert (
+        as_terminal(found, colour=False)
+        == "<|im_start|>system↵\nS<|im_end|>↵\n<|im_start|>user↵\nIs 1 <"
+        " 2?<|im_end|>↵\n<|im_start|>assistant↵\n⟦Yes: 1 < 2 &↵\ntrue 🎉<|im_end|>⟧↵\n"
     )
 
 
@@ -43,18 +51,34 @@ def test_the_command_finds_a_sample_by_row_and_by_id(tmp_path, demo_model, capsy
     assert [sample["row"] for sample in spread_samples(tmp_path / "test.parquet", count=1)] == [0]
     with pytest.raises(UserError, match="expected row 9, found none"):
         find_sample(tmp_path / "test.parquet", row=9)
-    with pytest.raises(UserError, match="expected sample ffff, found none such"):
+    with pytest.raises(UserError, match="expected sample ffff, found none"):
         find_sample(tmp_path / "test.parquet", sample_id="ffff")
-    run_script("show_sample.py", tmp_path / "test.parquet", "--row", 2, "--tokenizer", tokenizer_folder("smollm2"))
+    run_cli(
+        "show",
+        tmp_path / "test.parquet",
+        "--row",
+        2,
+        "--tokenizer",
+        tokenizer_folder("smollm2"),
+    )
     shown = capsys.readouterr().out
     assert shown.startswith(f"sample {sample['sample_id']}, row 2 of test: ")
     assert "⟦A2<|im_end|>⟧" in shown
     assert "A1" not in shown
-    run_script("show_sample.py", tmp_path / "test.parquet", "--tokenizer", tokenizer_folder("smollm2"), "--html", tmp_path / "s.html")
+    run_cli(
+        "show",
+        tmp_path / "test.parquet",
+        "--tokenizer",
+        tokenizer_folder("smollm2"),
+        "--html",
+        tmp_path / "s.html",
+    )
     assert "<b>A0&lt;|im_end|&gt;</b>" in (tmp_path / "s.html").read_text()
 
 
-def test_some_samples_of_each_source_are_spread_over_it(tmp_path, demo_model, monkeypatch, capsys) -> None:
+def test_some_samples_of_each_source_are_spread_over_it(
+    tmp_path, demo_model, monkeypatch, capsys
+) -> None:
     monkeypatch.setattr(output, "_GROUP_ROWS", 4)
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -64,8 +88,10 @@ def test_some_samples_of_each_source_are_spread_over_it(tmp_path, demo_model, mo
     assert [sample["row"] for sample in spread_samples(path, count=4)] == [0, 10, 20, 30]
     assert len(spread_samples(path, count=99)) == 31
     paths = [path, tmp_path / "b" / "test.parquet"]
-    run_script("show_sample.py", *paths, "--tokenizer", tokenizer_folder("smollm2"), "--count", 2)
+    run_cli("show", *paths, "--tokenizer", tokenizer_folder("smollm2"), "--count", 2)
     shown = capsys.readouterr().out
-    assert [answer for answer in ("a0", "a30", "b0", "b30", "a1") if f"⟦{answer}<|im_end|>⟧" in shown] == ["a0", "a30", "b0", "b30"]
+    assert [
+        answer for answer in ("a0", "a30", "b0", "b30", "a1") if f"⟦{answer}<|im_end|>⟧" in shown
+    ] == ["a0", "a30", "b0", "b30"]
     with pytest.raises(SystemExit):
-        run_script("show_sample.py", *paths, "--tokenizer", tokenizer_folder("smollm2"), "--row", 2)
+        run_cli("show", *paths, "--tokenizer", tokenizer_folder("smollm2"), "--row", 2)

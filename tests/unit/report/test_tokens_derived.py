@@ -1,5 +1,8 @@
-"""What follows from tokens alone: a drafter's vocabulary and the statistics of a run, before anything is captured."""
+"""What follows from tokens alone: a drafter's vocabulary and the statistics of a run, before
+anything is captured.
+"""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -8,19 +11,26 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from synthetic import capture_spec
+from synthetic import account, capture_spec, plan_with, planned_shard
 from token_kit import chat, run_script, run_source, template
 
 from draftstates.errors import UserError
-from draftstates.forecast import forecast, hours
-from draftstates.plan import PlanOptions, make_plan
+from draftstates.exports.vocabulary import (
+    check_draft_size,
+    draft_vocabulary,
+    vocabulary_key,
+    write_vocabulary,
+)
+from draftstates.plan.plan import PlanOptions, make_plan
+from draftstates.plan.room import forecast, hours
+from draftstates.records import Plan, PlannedShard
+from draftstates.report.statistics import as_html, as_text, statistics
 from draftstates.tokens import pipeline
-from draftstates.tokens.statistics import as_html, as_text, statistics
-from draftstates.tokens.vocabulary import write_vocabulary
-from draftstates.vocab import check_draft_size, draft_vocabulary, vocabulary_key
 
 SPEC = capture_spec(layers=(2, 15, 27), num_layers=30, hidden_size=8, final_norm="post_norm")
-ROWS = [{"messages": chat(f"Question {n % 7}", "word " * (n % 5) + f"answer {n}")} for n in range(40)]
+ROWS = [
+    {"messages": chat(f"Question {n % 7}", "word " * (n % 5) + f"answer {n}")} for n in range(40)
+]
 ROWS += [ROWS[0], ROWS[1], {"messages": []}]
 
 
@@ -31,29 +41,51 @@ def planned(tmp_path, demo_model, monkeypatch):
     tokens = tmp_path / "tokens"
     tokens.mkdir()
     run_source(tokens, ROWS)
-    options = PlanOptions(min_bytes=20_000, max_bytes=60_000)
-    return make_plan([tokens / "test.parquet"], spec=SPEC, results=tmp_path, options=options), tokens
+    options = PlanOptions(
+        min_bytes=20_000, max_bytes=60_000, budget=None, exclude=[], deduplicate=True
+    )
+    return (
+        make_plan([tokens / "test.parquet"], spec=SPEC, results=tmp_path, options=options),
+        tokens,
+    )
 
 
 def targets(tokens) -> np.ndarray:
     """All targets of the source, read by other means than those under test."""
     table = pq.read_table(tokens / "test.parquet").to_pylist()
-    return np.concatenate([np.array(sample["input_ids"])[np.array(sample["loss_mask"]) == 1] for sample in table])
+    return np.concatenate(
+        [np.array(sample["input_ids"])[np.array(sample["loss_mask"]) == 1] for sample in table]
+    )
 
 
 def vocabulary(planned, output, draft_size: int = 64):
     plan, tokens = planned
-    return write_vocabulary(plan, shard_tokens=tokens / "shards", draft_size=draft_size, target_size=49152, output=output)
+    return write_vocabulary(
+        plan,
+        shard_tokens=tokens / "shards",
+        draft_size=draft_size,
+        target_size=49152,
+        output=output,
+    )
 
 
-def test_the_most_frequent_targets_are_chosen_and_files_are_as_the_trainers_read_them(planned, tmp_path) -> None:
+def test_the_most_frequent_targets_are_chosen_and_files_are_as_the_trainers_read_them(
+    planned, tmp_path
+) -> None:
     folder = vocabulary(planned, tmp_path / "v")
     values, counts = np.unique(targets(planned[1]), return_counts=True)
-    assert torch.load(folder / "token_freq.pt", weights_only=True) == dict(zip(values.tolist(), counts.tolist(), strict=True))
+    assert torch.load(folder / "token_freq.pt", weights_only=True) == dict(
+        zip(values.tolist(), counts.tolist(), strict=True)
+    )
     d2t, t2d = np.load(folder / "d2t.npy"), np.load(folder / "t2d.npy")
-    expected = sorted(sorted(values.tolist(), key=lambda token: (-counts[values == token][0], token))[:64])
+    expected = sorted(
+        sorted(values.tolist(), key=lambda token: (-counts[values == token][0], token))[:64]
+    )
     unseen = [token for token in range(49152) if token not in set(values.tolist())]
-    expected = sorted(expected + unseen[: 64 - len(expected)])  # fewer distinct targets than draft tokens: the lowest ids fill up
+    expected = sorted(
+        expected + unseen[: 64 - len(expected)]
+        # fewer distinct targets than draft tokens: the lowest ids fill up
+    )
     assert len(values) < 64
     assert (d2t + np.arange(64)).tolist() == np.flatnonzero(t2d).tolist() == expected
     assert (d2t.dtype, t2d.dtype, len(t2d)) == (np.int64, np.bool_, 49152)
@@ -67,16 +99,26 @@ def test_a_small_vocabulary_says_how_much_it_covers(planned, tmp_path) -> None:
     about = json.loads((folder / "vocabulary.json").read_text())
     _, counts = np.unique(targets(planned[1]), return_counts=True)
     assert about["covered_share"] == pytest.approx(np.sort(counts)[-4:].sum() / counts.sum())
-    assert about["targets"] == counts.sum()
+    assert about["supervised_tokens"] == counts.sum()
 
 
 def test_ties_go_to_the_lower_id_and_missing_tokens_are_filled_up_from_below() -> None:
     counts = np.array([0, 5, 2, 0, 2, 2, 0, 9])
     assert np.flatnonzero(draft_vocabulary(counts, draft_size=3).t2d).tolist() == [1, 2, 7]
-    assert np.flatnonzero(draft_vocabulary(counts, draft_size=7).t2d).tolist() == [0, 1, 2, 3, 4, 5, 7]
+    assert np.flatnonzero(draft_vocabulary(counts, draft_size=7).t2d).tolist() == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+        7,
+    ]
     with pytest.raises(UserError, match=r"must lie in 1\.\.8, found 9"):
         draft_vocabulary(counts, draft_size=9)
-    with pytest.raises(UserError, match="draft_vocab_size: expected at most the model's 8, found 9"):
+    with pytest.raises(
+        UserError, match="draft_vocab_size: expected at most the model's 8, found 9"
+    ):
         check_draft_size(9, target_size=8)
     check_draft_size(8, target_size=8)
 
@@ -90,13 +132,28 @@ def test_the_folder_is_named_by_content_so_that_it_is_never_stale(planned, tmp_p
     key = vocabulary_key(plan, draft_size=64, target_size=49152)
     assert folder.name == key
     assert key != vocabulary_key(plan, draft_size=65, target_size=49152)
-    assert key != vocabulary_key({"shards": plan["shards"][1:]}, draft_size=64, target_size=49152)
-    assert key == vocabulary_key({"shards": plan["shards"][::-1]}, draft_size=64, target_size=49152)
+    assert key != vocabulary_key(
+        with_shards(plan, plan.shards[1:]), draft_size=64, target_size=49152
+    )
+    assert key == vocabulary_key(
+        with_shards(plan, plan.shards[::-1]), draft_size=64, target_size=49152
+    )
 
 
-@pytest.mark.parametrize(("fault", "named"), [("missing", "cannot be read"), ("another's", "expected the tokens of shard")])
-def test_tokens_that_are_missing_or_of_another_shard_leave_nothing_behind(planned, tmp_path, fault: str, named: str) -> None:
-    first, second, *_ = [planned[1] / "shards" / f"{shard['shard_id']}.parquet" for shard in planned[0]["shards"]]
+def with_shards(plan: Plan, shards: tuple[PlannedShard, ...]) -> Plan:
+    return dataclasses.replace(plan, shards=shards)
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [("missing", "cannot be read"), ("another's", "expected the tokens of shard")],
+)
+def test_tokens_that_are_missing_or_of_another_shard_leave_nothing_behind(
+    planned, tmp_path, fault: str, named: str
+) -> None:
+    first, second, *_ = [
+        planned[1] / "shards" / f"{shard.shard_id}.parquet" for shard in planned[0].shards
+    ]
     first.unlink() if fault == "missing" else shutil.copy(second, first)
     with pytest.raises(UserError, match=named):
         vocabulary(planned, tmp_path / "v")
@@ -114,8 +171,10 @@ def test_statistics_count_what_the_tokens_hold(planned) -> None:
     assert (source["lengths"]["least"], source["lengths"]["greatest"]) == (lengths[0], lengths[-1])
     assert source["lengths"]["p50"] in (lengths[19], lengths[20])
     assert sum(source["lengths"]["histogram"].values()) == 40
-    assert source["target_share"] == pytest.approx(len(targets(tokens)) / sum(lengths), abs=1e-4)
-    assert found["bytes_needed"] == plan["bytes_needed"] > sum(lengths) * SPEC.row_bytes
+    assert source["supervised_share"] == pytest.approx(
+        len(targets(tokens)) / sum(lengths), abs=1e-4
+    )
+    assert found["bytes_needed"] == plan.bytes_needed > sum(lengths) * SPEC.row_bytes
     assert found["hours"] == pytest.approx(sum(lengths) / 360_000)
     assert statistics(plan, tokens_folder=tokens)["hours"] is None
 
@@ -123,16 +182,30 @@ def test_statistics_count_what_the_tokens_hold(planned) -> None:
 def test_statistics_for_people_name_every_reason(planned) -> None:
     plan, tokens = planned
     text = as_text(statistics(plan, tokens_folder=tokens, tokens_per_second=100))
-    for part in ("43 rows in, 40 kept, 3 skipped", "skipped, duplicate: 2", "skipped, empty: 1", "hours at 100 tokens/s"):
+    for part in (
+        "43 rows in, 40 kept, 3 skipped",
+        "skipped, duplicate: 2",
+        "skipped, empty: 1",
+        "hours at 100 tokens/s",
+    ):
         assert part in text
 
 
 def test_hours_are_those_of_what_is_still_to_be_captured() -> None:
-    plan = {"accounting": {"totals": {"tokens": 7200}}, "shards": [1], "bytes_needed": 30, "bytes_present": 10, "disk_free": 99}
+    plan = dataclasses.replace(
+        plan_with([planned_shard("a" * 32)], capture_folder="x", totals=account(tokens=7200)),
+        bytes_needed=30,
+        bytes_present=10,
+        disk_free=99,
+    )
     assert hours(plan, 2.0) == pytest.approx(0.75)
-    assert hours({**plan, "bytes_needed": 0, "bytes_present": 0}, 2.0) == 0
+    assert hours(dataclasses.replace(plan, bytes_needed=0, bytes_present=0), 2.0) == 0
     assert hours(plan, None) is None
-    assert forecast(plan, 2.0) == "7,200 tokens in 1 shards; 30 bytes to write, 10 there, 99 free; about 0.75 hours at 2 tokens/s"
+    assert (
+        forecast(plan, 2.0)
+        == "7,200 tokens in 1 shards; 30 bytes to write, 10 written, 99 free; about 0.75 hours at 2"
+        " tokens/s"
+    )
     assert "hours" not in forecast(plan, None)
 
 
@@ -144,15 +217,36 @@ def test_the_page_shows_what_the_statistics_hold(planned) -> None:
     assert "2 duplicate, 1 empty" in page
     assert "&lt;a&gt;" in page and "<a>" not in page
     bars = re.findall(r"<td>from [0-9,]+</td><td>([0-9,]+)</td><td>(█+)</td>", page)
-    assert sum(int(count.replace(",", "")) for count, _ in bars) == 2 * 40  # of tokens, and of targets
+    assert (
+        sum(int(count.replace(",", "")) for count, _ in bars) == 2 * 40
+        # of tokens, and of targets
+    )
 
 
 def test_the_commands(planned, tmp_path, demo_model, capsys) -> None:
     plan, _ = planned
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
-    run_script("token_statistics.py", tmp_path / "plan.json", "--output", tmp_path / "s.json", "--html", tmp_path / "s.html")
+    plan.publish(tmp_path / "plan.json")
+    run_script(
+        "token_statistics.py",
+        tmp_path / "plan.json",
+        "--output",
+        tmp_path / "s.json",
+        "--html",
+        tmp_path / "s.html",
+    )
     assert (tmp_path / "s.html").read_text().startswith("<!doctype html>")
     assert "43 rows in" in capsys.readouterr().out
     assert json.loads((tmp_path / "s.json").read_text())["sources"]["test"]["kept"] == 40
-    run_script("vocabulary.py", tmp_path / "plan.json", "--draft-size", 32, "--model", demo_model, "--output", tmp_path / "v")
-    assert capsys.readouterr().out.strip() == str(tmp_path / "v" / vocabulary_key(plan, draft_size=32, target_size=49152))
+    run_script(
+        "vocabulary.py",
+        tmp_path / "plan.json",
+        "--draft-size",
+        32,
+        "--model",
+        demo_model,
+        "--output",
+        tmp_path / "v",
+    )
+    assert capsys.readouterr().out.strip() == str(
+        tmp_path / "v" / vocabulary_key(plan, draft_size=32, target_size=49152)
+    )

@@ -13,7 +13,15 @@ SPEC = capture_spec()
 def command(**server: Any) -> list[str]:
     data = {"sources": [{"name": "none", "files": ["none"]}], "max_tokens": 2}
     return sglang_command(
-        resolve({"data": data, "model": {"path": "m"}, "capture": {"compute_dtype": "bfloat16"}, "server": server}, origin="test"),
+        resolve(
+            {
+                "data": data,
+                "model": {"path": "m"},
+                "capture": {"compute_dtype": "bfloat16"},
+                "server": server,
+            },
+            origin="test",
+        ),
         spec=SPEC,
     )
 

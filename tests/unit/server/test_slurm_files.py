@@ -15,7 +15,14 @@ from draftstates.server.slurm.run import present_run
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("0:59", 59), ("1:00:00", 3600), ("2-03:04:05", 183845), ("UNLIMITED", None), ("NOT_SET", None), ("INVALID", None)],
+    [
+        ("0:59", 59),
+        ("1:00:00", 3600),
+        ("2-03:04:05", 183845),
+        ("UNLIMITED", None),
+        ("NOT_SET", None),
+        ("INVALID", None),
+    ],
 )
 def test_times_are_read_as_slurm_writes_them(text: str, expected: float | None) -> None:
     assert seconds(text) == expected
@@ -50,7 +57,9 @@ def test_an_answer_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_a_server_is_bound_to_an_address_of_the_right_network() -> None:
     assert own_address(interface="lo", peer="anyone") == "127.0.0.1"
-    with pytest.raises(UserError, match="localhost for itself .127.0.0.1.; set server.slurm.interface"):
+    with pytest.raises(
+        UserError, match="localhost for itself .127.0.0.1.; set server.slurm.interface"
+    ):
         own_address(interface=None, peer="localhost")
     with pytest.raises(UserError, match="does not reach no.such.host.invalid"):
         own_address(interface=None, peer="no.such.host.invalid")
@@ -65,7 +74,9 @@ def test_a_run_that_is_over_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("ending", [False, True])
-def test_a_server_leaves_its_error_except_in_a_run_that_ends_which_removes_its_folder(tmp_path: Path, ending: bool) -> None:
+def test_a_server_leaves_its_error_except_in_a_run_that_ends_which_removes_its_folder(
+    tmp_path: Path, ending: bool
+) -> None:
     run = RunFolder(tmp_path / "run")
     run.make()
     place = run.server("one")

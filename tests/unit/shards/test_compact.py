@@ -1,6 +1,9 @@
-"""Compact shards read as what they were made from: exactly, or within e4m3's step, and zero only where no loss reads."""
+"""Compact shards read as what they were made from: exactly, or within e4m3's step, and zero only
+where no loss reads.
+"""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +13,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from synthetic import Synthetic, capture_spec, norm_model, sample, small, write_manifest
 
-from draftstates import model
-from draftstates.compact import compact_manifest
-from draftstates.dataset import ShardDataset
 from draftstates.errors import UserError
+from draftstates.exports.compact import compact_manifest
 from draftstates.exports.export import export_manifest
-from draftstates.shards import read_header
-from draftstates.storage import Storage, dequantise, quantise, rows_of_loss
+from draftstates.model.digest import model_digest
+from draftstates.model.folder import ModelFolder
+from draftstates.shards.compact import (
+    Storage,
+    dequantise,
+    quantise,
+    rows_of_loss,
+    write_compact,
+)
+from draftstates.shards.dataset import ShardDataset
+from draftstates.shards.layout import Shard, read_header
 
 FP8 = Storage(fp8="all", supervised_rows=False)
 LAYERS = Storage(fp8="layers", supervised_rows=False)
@@ -32,7 +42,8 @@ def manifest(tmp_path: Path) -> Synthetic:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_a_quantised_value_is_within_a_step_of_its_row(dtype: torch.dtype) -> None:
     rows = torch.randn(50, 3, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
-    rows[:, :, 7] *= 300  # a residual stream has a few huge components
+    # a residual stream has a few huge components
+    rows[:, :, 7] *= 300
     rows[0] = 0
     found = dequantise(*quantise(rows), dtype)
     step = rows.float().abs() / 16 + rows.float().abs().amax(-1, keepdim=True) / 448 / 2**9
@@ -42,20 +53,39 @@ def test_a_quantised_value_is_within_a_step_of_its_row(dtype: torch.dtype) -> No
 
 
 def test_the_rows_of_a_loss_are_the_supervised_ones_and_their_neighbours() -> None:
-    assert rows_of_loss(np.array([0, 0, 0, 1, 0, 0, 1, 1, 0, 0], np.uint8)).tolist() == [0, 0, 1, 1, 1, 1, 1, 1, 1, 0]
+    assert rows_of_loss(np.array([0, 0, 0, 1, 0, 0, 1, 1, 0, 0], np.uint8)).tolist() == [
+        0,
+        0,
+        1,
+        1,
+        1,
+        1,
+        1,
+        1,
+        1,
+        0,
+    ]
     assert rows_of_loss(np.array([1, 0, 0], np.uint8)).tolist() == [1, 1, 0]
     assert not rows_of_loss(np.zeros(4, np.uint8)).any()
 
 
-@pytest.mark.parametrize("storage", [FP8, LAYERS, ROWS, BOTH, Storage(fp8="layers", supervised_rows=True)])
-def test_a_compact_manifest_reads_as_the_whole_one(tmp_path: Path, manifest: Synthetic, storage: Storage) -> None:
+@pytest.mark.parametrize(
+    "storage", [FP8, LAYERS, ROWS, BOTH, Storage(fp8="layers", supervised_rows=True)]
+)
+def test_a_compact_manifest_reads_as_the_whole_one(
+    tmp_path: Path, manifest: Synthetic, storage: Storage
+) -> None:
     compact_manifest(manifest.path, tmp_path / "compact", storage)
     whole = ShardDataset(manifest.path)
     compact = ShardDataset(tmp_path / "compact" / "manifest.json", verify=True)
     assert len(compact) == len(whole)
     for i in range(len(whole)):
         found, expected = compact[i], whole[i]
-        needed = torch.from_numpy(rows_of_loss(expected["loss_mask"].numpy())) if storage.supervised_rows else slice(None)
+        needed = (
+            torch.from_numpy(rows_of_loss(expected["loss_mask"].numpy()))
+            if storage.supervised_rows
+            else slice(None)
+        )
         for name in ("input_ids", "loss_mask"):
             assert torch.equal(found[name], expected[name])
         for name, rows in (("hidden_states", slice(None)), ("final_hidden_state", needed)):
@@ -68,7 +98,9 @@ def test_a_compact_manifest_reads_as_the_whole_one(tmp_path: Path, manifest: Syn
 
 
 def test_a_sample_that_several_shards_hold_is_made_compact_in_each(tmp_path: Path) -> None:
-    """Without deduplication; one batch or another, so the copies' states differ in the last bits and have checksums of their own."""
+    """Without deduplication; one batch or another, so the copies' states differ in the last bits
+    and have checksums of their own.
+    """
     spec = capture_spec(hidden_size=64)
     first, twice, last = (sample(5 + i, spec=spec, seed=i) for i in range(3))
     again = {**twice, "hidden_states": twice["hidden_states"] * 1.01}
@@ -78,7 +110,9 @@ def test_a_sample_that_several_shards_hold_is_made_compact_in_each(tmp_path: Pat
     whole = ShardDataset(manifest.path)
     compact = ShardDataset(tmp_path / "compact" / "manifest.json", verify=True)
     assert len(compact) == len(whole) == 5
-    assert all(torch.equal(compact[i]["hidden_states"], whole[i]["hidden_states"]) for i in range(5))
+    assert all(
+        torch.equal(compact[i]["hidden_states"], whole[i]["hidden_states"]) for i in range(5)
+    )
 
 
 def test_states_whose_top_token_would_change_are_stored_in_full(tmp_path: Path) -> None:
@@ -86,15 +120,27 @@ def test_states_whose_top_token_would_change_are_stored_in_full(tmp_path: Path) 
     weight = load_file(folder / "model.safetensors")
     head = torch.randn(500, 64, generator=torch.Generator().manual_seed(1))
     save_file({**weight, "lm_head.weight": head}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "rms_norm_eps": 1e-5, "vocab_size": 500}))
-    manifest = small(tmp_path / "run", spec=capture_spec(hidden_size=64, final_norm="post_norm", model_digest=model.digest(folder)))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "llama", "rms_norm_eps": 1e-5, "vocab_size": 500})
+    )
+    manifest = small(
+        tmp_path / "run",
+        spec=capture_spec(
+            hidden_size=64, final_norm="post_norm", model_digest=model_digest(ModelFolder(folder))
+        ),
+    )
     storage = Storage(fp8="all", supervised_rows=True, keep_top_token=True)
     compact_manifest(manifest.path, tmp_path / "kept", storage, folder)
     compact_manifest(manifest.path, tmp_path / "all", BOTH)
-    whole, kept, coded = (ShardDataset(tmp_path / name / "manifest.json", verify=True) for name in ("run", "kept", "all"))
+    whole, kept, coded = (
+        ShardDataset(tmp_path / name / "manifest.json", verify=True)
+        for name in ("run", "kept", "all")
+    )
     changed = 0
     for i in range(len(whole)):
-        expected, found, plain = (dataset[i]["final_hidden_state"] for dataset in (whole, kept, coded))
+        expected, found, plain = (
+            dataset[i]["final_hidden_state"] for dataset in (whole, kept, coded)
+        )
         needed = torch.from_numpy(rows_of_loss(whole[i]["loss_mask"].numpy()))
         top, code = ((states[needed].float() @ head.T).argmax(-1) for states in (expected, plain))
         assert torch.equal((found[needed].float() @ head.T).argmax(-1), top)
@@ -113,10 +159,10 @@ def test_states_whose_top_token_would_change_are_stored_in_full(tmp_path: Path) 
 def test_e4m3_takes_little_more_than_half_the_bytes(tmp_path: Path) -> None:
     manifest = small(tmp_path / "run", spec=capture_spec(hidden_size=576))
     document = compact_manifest(manifest.path, tmp_path / "compact", FP8)
-    states = [load_file(tmp_path / "compact" / shard["path"]) for shard in document["shards"]]
+    states = [load_file(tmp_path / "compact" / shard.path) for shard in document.shards]
     names = ("hidden_states", "final_hidden_state", "hidden_scales", "final_scales")
     stored = sum(shard[name].nbytes for shard in states for name in names)
-    tokens = sum(shard["tokens"] for shard in document["shards"])
+    tokens = sum(shard.tokens for shard in document.shards)
     assert stored / tokens <= 0.52 * manifest.spec.row_bytes
 
 
@@ -131,12 +177,17 @@ def test_a_compact_manifest_is_exported(tmp_path: Path, manifest: Synthetic, nam
         "supervised_rows": True,
     }
     summary = export_manifest(manifest.path, tmp_path / "out", name=name, final_norm="pre_norm")
-    assert summary["files_reused"] == 0  # the whole states are other states
+    # the whole states are other states
+    assert summary["files_reused"] == 0
 
 
-def test_a_second_pass_writes_no_shard_and_other_storage_all(tmp_path: Path, manifest: Synthetic) -> None:
+def test_a_second_pass_writes_no_shard_and_other_storage_all(
+    tmp_path: Path, manifest: Synthetic
+) -> None:
     def times() -> list[int]:
-        return [path.stat().st_mtime_ns for path in sorted((tmp_path / "compact" / "shards").iterdir())]
+        return [
+            path.stat().st_mtime_ns for path in sorted((tmp_path / "compact" / "shards").iterdir())
+        ]
 
     compact_manifest(manifest.path, tmp_path / "compact", FP8)
     before = times()
@@ -165,26 +216,51 @@ def test_a_damaged_shard_is_not_made_compact(tmp_path: Path, manifest: Synthetic
     assert not (tmp_path / "compact" / "manifest.json").exists()
 
 
-@pytest.mark.parametrize("name", ["hidden_states", "final_hidden_state", "hidden_scales", "final_scales"])
-def test_a_changed_byte_of_a_compact_shard_is_found(tmp_path: Path, manifest: Synthetic, name: str) -> None:
-    document = compact_manifest(manifest.path, tmp_path / "compact", FP8)
-    path = tmp_path / "compact" / document["shards"][0]["path"]
-    data = bytearray(path.read_bytes())
+@pytest.mark.parametrize(
+    "name", ["hidden_states", "final_hidden_state", "hidden_scales", "final_scales"]
+)
+def test_a_changed_byte_of_a_compact_shard_is_found_and_mended(
+    tmp_path: Path, manifest: Synthetic, name: str
+) -> None:
+    copy = tmp_path / "compact" / "manifest.json"
+    document = compact_manifest(manifest.path, copy.parent, FP8)
+    path = copy.parent / document.shards[0].path
+    whole, status = path.read_bytes(), path.stat()
+    data = bytearray(whole)
     header = 8 + int.from_bytes(data[:8], "little")
     data[header + json.loads(data[8:header])[name]["data_offsets"][0] + 1] ^= 1
     path.write_bytes(data)
+    # as a fault of the disk, which leaves no trace in the folder
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     with pytest.raises(UserError, match="does not have the checksum"):
-        ShardDataset(tmp_path / "compact" / "manifest.json", verify=True)[0]
-    with pytest.raises(UserError, match="reads back as something else: delete the file"):
-        compact_manifest(manifest.path, tmp_path / "compact", FP8)
+        ShardDataset(copy, verify=True)[0]
+    compact_manifest(manifest.path, copy.parent, FP8)
+    assert path.read_bytes() == whole
     path.write_bytes(data[:-10])
     with pytest.raises(UserError, match="not a whole safetensors file"):
-        ShardDataset(tmp_path / "compact" / "manifest.json")[0]
+        ShardDataset(copy)[0]
+
+
+def test_a_compact_shard_that_reads_back_as_something_else_is_not_published(
+    tmp_path: Path, manifest: Synthetic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_wrong(source: Shard, path: Path, storage: Storage, top_token: object) -> None:
+        write_compact(source, path, storage)
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+
+    monkeypatch.setattr("draftstates.exports.compact.write_compact", write_wrong)
+    with pytest.raises(UserError, match="reads back as something else"):
+        compact_manifest(manifest.path, tmp_path / "compact", FP8)
+    assert not (tmp_path / "compact").exists()
 
 
 def test_what_cannot_be_made_compact_is_refused(tmp_path: Path, manifest: Synthetic) -> None:
     with pytest.raises(UserError, match="nothing to do"):
-        compact_manifest(manifest.path, tmp_path / "compact", Storage(fp8=None, supervised_rows=False))
+        compact_manifest(
+            manifest.path, tmp_path / "compact", Storage(fp8=None, supervised_rows=False)
+        )
     compact_manifest(manifest.path, tmp_path / "compact", FP8)
     with pytest.raises(UserError, match="compact already"):
         compact_manifest(tmp_path / "compact" / "manifest.json", tmp_path / "again", ROWS)
@@ -192,6 +268,9 @@ def test_what_cannot_be_made_compact_is_refused(tmp_path: Path, manifest: Synthe
 
 def test_the_table_keeps_its_columns(tmp_path: Path, manifest: Synthetic) -> None:
     compact_manifest(manifest.path, tmp_path / "compact", FP8)
-    before, after = (pq.read_table(folder / "samples.parquet") for folder in (manifest.path.parent, tmp_path / "compact"))
+    before, after = (
+        pq.read_table(folder / "samples.parquet")
+        for folder in (manifest.path.parent, tmp_path / "compact")
+    )
     assert after.schema == before.schema
     assert after.drop(["checksum"]).equals(before.drop(["checksum"]))

@@ -1,5 +1,8 @@
-"""ShardDataset gives what was captured, under the trainer's names, or says on opening what does not fit."""
+"""ShardDataset gives what was captured, under the trainer's names, or says on opening what does not
+fit.
+"""
 
+import dataclasses
 import hashlib
 import json
 import pickle
@@ -13,12 +16,13 @@ import torch
 from synthetic import Synthetic, capture_spec, norm_model, sample, small, write_manifest
 from torch.utils.data import DataLoader
 
-from draftstates.dataset import ShardDataset, split_values
 from draftstates.errors import UserError
-from draftstates.exports.trainers import TRAINERS
-from draftstates.final_norm import FinalNorm
-from draftstates.samplers import LengthBucketedBatchSampler, pad_batch
-from draftstates.shards import read_header
+from draftstates.model.final_norm import FinalNorm
+from draftstates.model.folder import ModelFolder
+from draftstates.records import Manifest
+from draftstates.shards.dataset import ShardDataset, pad_batch, split_values
+from draftstates.shards.layout import read_header
+from draftstates.shards.trainers import TRAINERS
 
 
 @pytest.fixture
@@ -55,12 +59,21 @@ def test_a_read_sample_can_be_written_to_without_touching_the_shard(manifest: Sy
 
 
 @pytest.mark.parametrize(("context", "workers"), [("fork", 2), ("spawn", 1)])
-def test_workers_give_the_same_as_one_process(manifest: Synthetic, context: str, workers: int) -> None:
+def test_workers_give_the_same_as_one_process(
+    manifest: Synthetic, context: str, workers: int
+) -> None:
     dataset = ShardDataset(manifest.path)
-    dataset[0]  # a map is open already when the workers start
-    sampler = LengthBucketedBatchSampler(dataset.lengths, batch_size=2)
-    loader = DataLoader(dataset, batch_sampler=sampler, num_workers=workers, collate_fn=pad_batch, multiprocessing_context=context)
-    for batch, indices in zip(loader, sampler, strict=True):
+    # a map is open already when the workers start
+    dataset[0]
+    batches = [[0, 3], [6, 1], [2, 5], [4]]
+    loader = DataLoader(
+        dataset,
+        batch_sampler=batches,
+        num_workers=workers,
+        collate_fn=pad_batch,
+        multiprocessing_context=context,
+    )
+    for batch, indices in zip(loader, batches, strict=True):
         for row, i in enumerate(indices):
             length = int(batch["lengths"][row])
             assert torch.equal(batch["hidden_states"][row, :length], dataset[i]["hidden_states"])
@@ -78,7 +91,10 @@ def test_a_pickle_of_the_dataset_carries_no_map(manifest: Synthetic) -> None:
     ("asked", "words"),
     [
         ({"model": "other"}, "captured from 'tiny', the trainer asks for 'other'"),
-        ({"residual_layers": [2, 4]}, r"captured r_k for k in \[2, 3, 5\], the trainer asks for \[2, 4\]"),
+        (
+            {"residual_layers": [2, 4]},
+            r"captured r_k for k in \[2, 3, 5\], the trainer asks for \[2, 4\]",
+        ),
         ({"residual_layers": [5, 2]}, r"asks for \[5, 2\] \(ascending\)"),
         ({"final_norm": "post_norm"}, "post_norm is asked for and the capture holds pre_norm"),
         ({"final_norm": "both"}, "'pre_norm' or 'post_norm', found 'both'"),
@@ -94,29 +110,35 @@ def test_opening_says_what_is_not_as_asked(manifest: Synthetic, asked: dict, wor
 @pytest.mark.parametrize(
     ("change", "lacks"),
     [
-        (lambda found: found["shards"][0].pop("path"), r"shards\[0\].path"),
-        (lambda found: found["shards"].insert(0, 1), r"shards\[0\].shard_id, shards\[0\].path"),
-        (lambda found: found.update(shards={}), "shards"),
+        (lambda found: found["shards"][0].pop("path"), r"shards\[0\].path: expected a value"),
+        (lambda found: found["shards"].insert(0, 1), r"shards\[0\]: expected an object, found 1"),
+        (lambda found: found.update(shards={}), "shards: expected a list, found {}"),
     ],
 )
-def test_a_manifest_without_a_field_that_reading_needs_is_refused(tmp_path: Path, change: Callable[[dict], object], lacks: str) -> None:
+def test_a_manifest_without_a_field_that_reading_needs_is_refused(
+    tmp_path: Path, change: Callable[[dict], object], lacks: str
+) -> None:
     manifest = small(tmp_path)
     document = json.loads(manifest.path.read_text())
     change(document)
     manifest.path.write_text(json.dumps(document))
-    with pytest.raises(UserError, match=f"the manifest lacks {lacks}"):
+    with pytest.raises(UserError, match=f"expected a manifest: {lacks}"):
         ShardDataset(manifest.path)
 
 
 def test_what_fits_opens(manifest: Synthetic) -> None:
-    dataset = ShardDataset(manifest.path, model="tiny", residual_layers=[2, 5], final_norm="pre_norm")
+    dataset = ShardDataset(
+        manifest.path, model="tiny", residual_layers=[2, 5], final_norm="pre_norm"
+    )
     expected = manifest.samples[dataset.sample_id(3)]["hidden_states"]
     assert torch.equal(dataset[3]["hidden_states"], expected[:, [0, 2]])
 
 
 def test_layer_numbers_are_the_trainers(manifest: Synthetic, tmp_path: Path) -> None:
-    norm = FinalNorm.from_model(norm_model(tmp_path / "model"))
-    found = {name: ShardDataset(manifest.path, names=name, norm=norm).layer_numbers for name in TRAINERS}
+    norm = FinalNorm.from_model(ModelFolder(norm_model(tmp_path / "model")))
+    found = {
+        name: ShardDataset(manifest.path, names=name, norm=norm).layer_numbers for name in TRAINERS
+    }
     assert found == {
         "draftstates": [2, 3, 5],
         "speculators": [2, 3, 5],
@@ -134,7 +156,9 @@ def test_splits_are_disjoint_whole_and_steady_under_new_rows(tmp_path: Path) -> 
     spec = capture_spec(hidden_size=2)
     samples = [sample(6, spec=spec, seed=i) for i in range(200)]
     before = write_manifest(tmp_path / "before", [samples[:100]], spec=spec)
-    after = write_manifest(tmp_path / "after", [samples[100:150], samples[:100] + samples[150:]], spec=spec)
+    after = write_manifest(
+        tmp_path / "after", [samples[100:150], samples[:100] + samples[150:]], spec=spec
+    )
 
     def names(path: Path, split: str | None, seed: int = 0) -> set[str]:
         dataset = ShardDataset(path, split=split, validation_fraction=0.3, split_seed=seed)
@@ -150,7 +174,9 @@ def test_splits_are_disjoint_whole_and_steady_under_new_rows(tmp_path: Path) -> 
 
 
 def test_split_values_are_uniform() -> None:
-    values = split_values(pa.chunked_array([[hashlib.md5(str(i).encode()).hexdigest() for i in range(4000)]]), seed=3)
+    values = split_values(
+        pa.chunked_array([[hashlib.md5(str(i).encode()).hexdigest() for i in range(4000)]]), seed=3
+    )
     assert 0 <= values.min() < values.max() < 1
     assert abs(values.mean() - 0.5) < 0.02
     assert abs((values < 0.05).mean() - 0.05) < 0.015
@@ -177,7 +203,12 @@ def test_changed_tokens_or_masks_are_found_at_every_read(manifest: Synthetic, te
     flip(path, read_header(path).tensors[tensor][2] + 1)
     dataset = ShardDataset(manifest.path)
     for read in (dataset.__getitem__, dataset.tokens):
-        with pytest.raises(UserError, match=f"sample {dataset.sample_id(0)} has other tokens or another mask than its id says"):
+        with pytest.raises(
+            UserError,
+            match=(
+                f"sample {dataset.sample_id(0)} has other tokens or another mask than its id says"
+            ),
+        ):
             read(0)
         read(1)
 
@@ -189,25 +220,39 @@ def flip(path: Path, at: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "named"),
+    ("changes", "named"),
     [
-        ("key", "f" * 64, "capture_key ffff"),
-        ("residual_layers", [2, 4, 5], r"residual_layers \[2, 4, 5\]"),
-        ("final_norm", "post_norm", "final_norm"),
+        ({"model_digest": "other"}, "capture_key"),
+        ({"residual_layers": (2, 4, 5)}, "capture_key"),
+        ({"final_norm": "post_norm"}, "capture_key"),
     ],
 )
-def test_a_shard_that_is_not_of_the_manifests_capture_is_refused(tmp_path: Path, field: str, value: object, named: str) -> None:
+def test_a_shard_that_is_not_of_the_manifests_capture_is_refused(
+    tmp_path: Path, changes: dict, named: str
+) -> None:
     manifest = small(tmp_path)
     document = json.loads(manifest.path.read_text())
-    assert document["capture"][field] != value
-    document["capture"][field] = value
+    document["capture"] |= dataclasses.replace(manifest.spec, **changes).document()
     manifest.path.write_text(json.dumps(document))
-    with pytest.raises(UserError, match=f"the manifest says {named}"):
+    with pytest.raises(UserError, match=f"{named}: the manifest lists"):
         ShardDataset(manifest.path)[0]
 
 
-@pytest.mark.parametrize("change", [lambda rows: rows[:-1], lambda rows: [{**rows[0], "supervised": 0}, *rows[1:]]])
-def test_a_table_that_is_not_the_manifests_is_refused(manifest: Synthetic, change: Callable[[list], list]) -> None:
+def test_a_manifest_whose_capture_was_changed_is_refused(tmp_path: Path) -> None:
+    manifest = small(tmp_path)
+    document = json.loads(manifest.path.read_text())
+    document["capture"]["final_norm"] = "post_norm"
+    manifest.path.write_text(json.dumps(document))
+    with pytest.raises(UserError, match=r"manifest.json: .*capture.key: expected .*, found"):
+        ShardDataset(manifest.path)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda rows: rows[:-1], lambda rows: [{**rows[0], "supervised": 0}, *rows[1:]]]
+)
+def test_a_table_that_is_not_the_manifests_is_refused(
+    manifest: Synthetic, change: Callable[[list], list]
+) -> None:
     table = manifest.path.with_name("samples.parquet")
     pq.write_table(pa.Table.from_pylist(change(pq.read_table(table).to_pylist())), table)
     with pytest.raises(UserError, match="but samples.parquet beside it has"):
@@ -218,7 +263,9 @@ def test_a_shard_that_is_gone_is_named(manifest: Synthetic) -> None:
     dataset = ShardDataset(manifest.path)
     gone = next((manifest.path.parent / "shards").iterdir())
     gone.unlink()
-    with pytest.raises(UserError, match=f"{gone.name}: .*lists this shard, but it cannot be read: No such file"):
+    with pytest.raises(
+        UserError, match=f"{gone.name}: .*lists this shard, but it cannot be read: No such file"
+    ):
         [dataset[i] for i in range(len(dataset))]
 
 
@@ -228,28 +275,50 @@ def test_a_sample_of_another_length_is_refused(tmp_path: Path) -> None:
     tokens = table["tokens"].to_pylist()
     tokens[1] += 1
     tokens[2] -= 1
-    pq.write_table(table.set_column(table.schema.get_field_index("tokens"), "tokens", pa.array(tokens)), tmp_path / "samples.parquet")
+    pq.write_table(
+        table.set_column(table.schema.get_field_index("tokens"), "tokens", pa.array(tokens)),
+        tmp_path / "samples.parquet",
+    )
     with pytest.raises(UserError, match="has 8 rows, the manifest says 9"):
         ShardDataset(manifest.path)[1]
 
 
 def test_a_manifest_that_is_none_is_refused(tmp_path: Path) -> None:
     manifest = small(tmp_path)
-    for text, words in (("{", "expected a manifest"), ("[]", "version 1"), ('{"format": "x"}', "version 1")):
+    for text, words in (
+        ("{", "expected a manifest, found no JSON"),
+        ("[]", "found a document without `format`"),
+        ('{"format": "x"}', r"expected a manifest \(draftstates.manifest\), found x"),
+    ):
         manifest.path.write_text(text)
         with pytest.raises(UserError, match=words):
             ShardDataset(manifest.path)
-    manifest.path.write_text(json.dumps({"format": "draftstates.manifest", "format_version": 1, "capture": {"key": "x"}, "shards": []}))
-    with pytest.raises(UserError, match=r"lacks capture\.model"):
+    manifest.path.write_text(
+        json.dumps(
+            {
+                "format": "draftstates.manifest",
+                "format_version": Manifest.VERSION,
+                "capture": {"key": "x"},
+                "shards": [],
+            }
+        )
+    )
+    with pytest.raises(UserError, match=r"capture\.model: expected a value"):
         ShardDataset(manifest.path)
 
 
 def test_more_shards_than_maps_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftstates.dataset._OPEN_SHARDS", 3)
+    monkeypatch.setattr("draftstates.shards.dataset._OPEN_SHARDS", 3)
     manifest = small(tmp_path, shard_sizes=[1] * 8)
     dataset = ShardDataset(manifest.path)
     for i in [*range(8), *range(8)]:
-        assert torch.equal(dataset[i]["input_ids"], manifest.samples[dataset.sample_id(i)]["input_ids"])
+        assert torch.equal(
+            dataset[i]["input_ids"], manifest.samples[dataset.sample_id(i)]["input_ids"]
+        )
         assert len(dataset._open) <= 3
-    maps = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line}
+    maps = {
+        line.split()[-1]
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if str(tmp_path) in line
+    }
     assert len(maps) <= 3

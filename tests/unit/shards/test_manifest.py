@@ -1,5 +1,6 @@
 """Promises 1 and 6: the manifest lists what was verified and only that, and its accounts close."""
 
+import dataclasses
 import json
 import runpy
 from collections.abc import Callable
@@ -12,14 +13,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from captured import Captured, capture, plan_of, tiny_model, write
+from captured import Captured, capture, plan_of, tiny_model, verify, write
 
-from draftstates import shards, verify
+from draftstates.documents import sealed
 from draftstates.errors import UserError
-from draftstates.manifest import write_manifest
-from draftstates.verify import verify_shard
+from draftstates.records import Accounting, Plan, SourceAccount
+from draftstates.shards import layout
+from draftstates.shards.manifest import write_manifest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SCHEMA = ROOT / "schemas" / "manifest.schema.yaml"
 
 
@@ -30,53 +32,71 @@ class Run:
         self.results = folder
         model = tiny_model(folder / "model")
         self.captured = {"a": capture(model, seed=1), "b": capture(model, samples=5, seed=2)}
-        self.plan: dict[str, Any] = {}
+        self.plan: Plan | None = None
         for source, captured in self.captured.items():
             self._add(source, captured)
 
     def _add(self, source: str, captured: Captured) -> None:
         plan = plan_of(captured, source=source)
         self.plan = merged(self.plan, plan) if self.plan else plan
-        self.run = self.results / plan["run"]
+        self.run = self.results / plan.capture_folder
         files = write(captured, self.run / "shards")
-        found = verify_shard(
-            files.shard_id, plan=plan, model=files.model, shard=files.shard, probe=files.probe, receipts=files.receipts, threads=1
-        )
-        (self.run / "verified").mkdir(exist_ok=True)
-        (self.run / "verified" / f"{files.shard_id}.json").write_text(json.dumps(found))
+        verify(files).publish(self.run / "verified" / f"{files.shard_id}.json")
         tokens = self.results / "tokens" / "shards"
         tokens.mkdir(parents=True, exist_ok=True)
         rows = pa.array([10 * index for index in range(len(captured.names))], pa.int64())
         pq.write_table(
-            pa.table({"row": rows, "sample_id": captured.names, "source": [source] * len(rows)}), tokens / f"{files.shard_id}.parquet"
+            pa.table({"row": rows, "sample_id": captured.names, "source": [source] * len(rows)}),
+            tokens / f"{files.shard_id}.parquet",
         )
 
     def write(self) -> dict[str, Any]:
-        return write_manifest(
+        manifest = write_manifest(
             self.plan,
             tokens=self.results / "tokens" / "shards",
-            run=self.run,
+            capture_folder=self.run,
             manifest=self.run / "manifest.json",
             samples=self.run / "samples.parquet",
         )
+        return manifest.document()
 
     def shard(self, source: str) -> Path:
         return self.run / "shards" / f"{self.captured[source].shard_id}.safetensors"
 
-    def change_verified(self, source: str, change: Callable[[dict[str, Any]], None], *, seal: bool = True) -> None:
+    def change_verified(
+        self, source: str, change: Callable[[dict[str, Any]], None], *, seal: bool = True
+    ) -> None:
         path = self.run / "verified" / f"{self.captured[source].shard_id}.json"
         found = json.loads(path.read_text())
         change(found)
-        path.write_text(json.dumps(verify.sealed(found) if seal else found))
+        path.write_text(json.dumps(sealed(found) if seal else found))
 
 
-def merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+def merged(first: Plan, second: Plan) -> Plan:
     """One plan of two."""
-    sources = {**first["accounting"]["sources"], **second["accounting"]["sources"]}
-    totals: dict[str, Any] = {"skipped": {}, "failed": {}}
-    for name in ("rows_in", "kept", "samples", "tokens", "supervised_tokens"):
-        totals[name] = sum(account[name] for account in sources.values())
-    return {**first, "shards": first["shards"] + second["shards"], "accounting": {"sources": sources, "totals": totals}}
+    sources = {**first.accounting.sources, **second.accounting.sources}
+    totals = {
+        name: sum(getattr(account, name) for account in sources.values())
+        for name in ("rows_in", "kept", "samples", "tokens", "supervised_tokens")
+    }
+    return dataclasses.replace(
+        first,
+        shards=first.shards + second.shards,
+        accounting=Accounting(
+            sources=sources, totals=SourceAccount(**totals, skipped={}, failed={})
+        ),
+    )
+
+
+def miscounted(plan: Plan, source: str | None, field: str) -> Plan:
+    """A plan whose account of a source, or of all of them, has one more of `field`."""
+    accounting = plan.accounting
+    old = accounting.totals if source is None else accounting.sources[source]
+    new = dataclasses.replace(old, **{field: getattr(old, field) + 1})
+    changed = (
+        {"totals": new} if source is None else {"sources": {**accounting.sources, source: new}}
+    )
+    return dataclasses.replace(plan, accounting=dataclasses.replace(accounting, **changed))
 
 
 @pytest.fixture
@@ -95,7 +115,7 @@ def test_the_manifest_of_one_model_is_not_written_into_the_folder_of_another(run
     run.run = run.run.rename(run.run.with_name("other-12345678"))
     message = _refused(run)
     assert str(run.run) in message
-    assert run.plan["run"] in message
+    assert run.plan.capture_folder in message
 
 
 def test_the_manifest_keeps_to_its_schema(run: Run) -> None:
@@ -107,13 +127,21 @@ def test_the_manifest_keeps_to_its_schema(run: Run) -> None:
 def test_the_manifest_says_what_was_captured_and_how_much(run: Run) -> None:
     manifest = run.write()
     spec = run.captured["a"].spec
-    assert (manifest["capture"]["key"], manifest["capture"]["revision"]) == (spec.key, spec.model_digest)
-    assert (manifest["capture"]["engine"], manifest["capture"]["engine_version"]) == ("sglang", "0.5.23")
+    assert (manifest["capture"]["key"], manifest["capture"]["revision"]) == (
+        spec.key,
+        spec.model_digest,
+    )
+    assert (manifest["capture"]["engine"], manifest["capture"]["engine_version"]) == (
+        "sglang",
+        "0.5.23",
+    )
     totals = manifest["totals"]
     assert (totals["rows_in"], totals["kept"], totals["samples"]) == (17, 17, 17)
-    assert totals["tokens"] == sum(len(tokens) for captured in run.captured.values() for tokens in captured.tokens)
+    assert totals["tokens"] == sum(
+        len(tokens) for captured in run.captured.values() for tokens in captured.tokens
+    )
     assert totals["bytes"] == sum(run.shard(source).stat().st_size for source in "ab")
-    assert manifest["checks"]["probes"] == 6
+    assert manifest["checks"]["recaptures"] == 6
 
 
 def test_a_sample_is_read_back_by_what_the_table_says(run: Run) -> None:
@@ -124,7 +152,7 @@ def test_a_sample_is_read_back_by_what_the_table_says(run: Run) -> None:
     for entry in table.itertuples():
         captured = run.captured[entry.source]
         index = entry.row // 10
-        shard = shards.Shard(paths[entry.shard_id])
+        shard = layout.Shard(paths[entry.shard_id])
         assert captured.names[index] == entry.sample_id == shard.header.sample_ids[entry.position]
         assert shard.rows(entry.position) == (entry.offset, entry.offset + entry.tokens)
         assert (shard.sample(entry.position)["hidden_states"] == captured.hidden[index]).all()
@@ -134,7 +162,7 @@ def test_a_sample_is_read_back_by_what_the_table_says(run: Run) -> None:
 
 def test_a_shard_that_was_not_verified_is_refused(run: Run) -> None:
     (run.run / "verified" / f"{run.captured['b'].shard_id}.json").unlink()
-    assert "expected what verification found of shard" in _refused(run)
+    assert "expected the findings of verification: No such file" in _refused(run)
 
 
 def test_a_shard_that_is_gone_or_cut_short_after_verification_is_refused(run: Run) -> None:
@@ -147,21 +175,23 @@ def test_a_shard_that_is_gone_or_cut_short_after_verification_is_refused(run: Ru
 
 def test_another_shard_under_a_verified_name_is_refused(run: Run) -> None:
     run.shard("b").write_bytes(run.shard("a").read_bytes())
-    assert "verified with bytes" in _refused(run)
+    assert "changed since verification: expected bytes" in _refused(run)
 
 
 @pytest.mark.parametrize(
     "change",
     [
         lambda found: found.update(checksum="0" * 32),
-        lambda found: found["samples"][0].update(checksum="0" * 32),
+        lambda found: found["samples"]["checksum"].reverse(),
         lambda found: found["figures"].update(alignment_share_of_limit=0.0),
         lambda found: found.pop("digest"),
     ],
 )
-def test_what_was_verified_must_be_as_verification_wrote_it(run: Run, change: Callable[[dict[str, Any]], None]) -> None:
+def test_what_was_verified_must_be_as_verification_wrote_it(
+    run: Run, change: Callable[[dict[str, Any]], None]
+) -> None:
     run.change_verified("a", change, seal=False)
-    assert "changed since verification wrote it" in _refused(run)
+    assert "changed since it was written" in _refused(run)
 
 
 @pytest.mark.parametrize(
@@ -169,54 +199,75 @@ def test_what_was_verified_must_be_as_verification_wrote_it(run: Run, change: Ca
     [
         (lambda found: found.update(shard_id="x"), "expected shard_id"),
         (lambda found: found.update(capture_key="x"), "expected capture_key"),
-        (lambda found: found.update(format_version=9), "expected format"),
-        (lambda found: found["samples"].pop(), "expected samples 12, found 11"),
-        (lambda found: found["samples"][0].update(rows=9999), "expected tokens"),
-        (lambda found: found["samples"][0].update(supervised=9999), "expected supervised_tokens"),
-        (lambda found: found["samples"][0].update(sample_id="x"), "expected the samples that were verified"),
+        (lambda found: found.update(format_version=1), "made by an earlier draftstates"),
+        (lambda found: found["samples"]["sample_id"].pop(), "expected columns of one length"),
+        (
+            lambda found: [column.pop() for column in found["samples"].values()],
+            "expected samples 12, found 11",
+        ),
+        (lambda found: found["samples"]["tokens"].__setitem__(0, 9999), "expected tokens"),
+        (
+            lambda found: found["samples"]["supervised_tokens"].__setitem__(0, 9999),
+            "expected supervised_tokens",
+        ),
+        (
+            lambda found: found["samples"]["sample_id"].reverse(),
+            "expected the samples that were verified",
+        ),
     ],
 )
-def test_what_was_verified_must_be_what_was_planned(run: Run, change: Callable[[dict[str, Any]], None], expected: str) -> None:
+def test_what_was_verified_must_be_what_was_planned(
+    run: Run, change: Callable[[dict[str, Any]], None], expected: str
+) -> None:
     run.change_verified("a", change)
     assert expected in _refused(run)
 
 
 def test_accounts_that_do_not_close_are_refused(run: Run) -> None:
-    run.plan["accounting"]["sources"]["a"]["rows_in"] += 1
+    plan = run.plan
+    run.plan = miscounted(plan, "a", "rows_in")
     assert "source a: unexplained rows: 13 in, but 12 kept" in _refused(run)
-    run.plan["accounting"]["sources"]["a"]["rows_in"] -= 1
-    run.plan["accounting"]["totals"]["rows_in"] += 1
+    run.plan = miscounted(plan, None, "rows_in")
     assert "all sources: unexplained rows" in _refused(run)
 
 
 @pytest.mark.parametrize("field", ["samples", "tokens", "supervised_tokens"])
 def test_sources_that_do_not_add_up_to_the_whole_are_refused(run: Run, field: str) -> None:
-    run.plan["accounting"]["sources"]["a"][field] += 1
+    run.plan = miscounted(run.plan, "a", field)
     assert f"{field} in all, the sources have" in _refused(run)
 
 
 def test_samples_that_are_in_no_shard_are_refused(run: Run) -> None:
-    run.plan["shards"].pop()
+    run.plan = dataclasses.replace(run.plan, shards=run.plan.shards[:-1])
     assert "unexplained rows: 17 samples are accounted for, the shards have 12" in _refused(run)
 
 
 def test_a_manifest_of_nothing_is_an_error(run: Run) -> None:
-    run.plan["shards"] = []
+    run.plan = dataclasses.replace(run.plan, shards=())
     assert "no shards" in _refused(run)
 
 
 def test_tokens_that_are_gone_are_named(run: Run) -> None:
     (run.results / "tokens" / "shards" / f"{run.captured['b'].shard_id}.parquet").unlink()
-    assert "plan again" in _refused(run)
+    assert "--forcerun plan" in _refused(run)
 
 
 def test_the_command_ends_with_the_accounting_and_the_path(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = run.results / "plan.json"
-    plan.write_text(json.dumps(run.plan))
+    run.plan.publish(plan)
     output = run.run / "manifest.json"
-    arguments = ["--plan", plan, "--run-dir", run.run, "--output", output, "--samples", run.run / "samples.parquet"]
+    arguments = [
+        "--plan",
+        plan,
+        "--capture-folder",
+        run.run,
+        "--output",
+        output,
+        "--samples",
+        run.run / "samples.parquet",
+    ]
     monkeypatch.setattr("sys.argv", ["manifest.py", *map(str, arguments)])
     runpy.run_path(str(ROOT / "scripts" / "manifest.py"), run_name="__main__")
     printed = capsys.readouterr().out

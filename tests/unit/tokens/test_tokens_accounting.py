@@ -1,4 +1,6 @@
-"""Rows in = kept + skipped(reason); nothing is lost without a reason, and nothing half-done has a final name."""
+"""Rows in = kept + skipped(reason); nothing is lost without a reason, and nothing half-done has a
+final name.
+"""
 
 import json
 import multiprocessing
@@ -8,9 +10,9 @@ import time
 
 import pyarrow.parquet as pq
 import pytest
-import yaml
 from token_kit import REPOSITORY, chat, run_source, template, tokenizer_folder
 
+from draftstates.config import load
 from draftstates.errors import UserError
 from draftstates.ids import sample_id
 from draftstates.tokens import pipeline
@@ -32,21 +34,28 @@ BAD = {
     '{"messages": "Hi"}': "bad_columns",
     '{"messages": []}': "empty",
     '{"messages": ["Hi"]}': "bad_message",
-    '{"messages": [{"role": "user", "content": 7}, {"role": "assistant", "content": "x"}]}': "bad_message",
-    '{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": null}]}': "bad_message",
+    '{"messages": [{"role": "user", "content": 7}, {"role": "assistant", "content": "x"}]}': (
+        "bad_message"
+    ),
+    '{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": null}]}': (
+        "bad_message"
+    ),
     '{"messages": [{"role": "narrator", "content": "x"}]}': "unknown_role",
     '{"messages": [{"role": "user", "content": "x"}]}': "no_assistant",
-    '{"messages": [{"role": "user", "content": "\\ud800"}, {"role": "assistant", "content": "x"}]}': "bad_text",
+    '{"messages": [{"role": "user", "content": "\\ud800"},'
+    ' {"role": "assistant", "content": "x"}]}': ("bad_text"),
     json.dumps({"messages": chat("x", "word " * 3000)}): "too_long",
     json.dumps({"messages": chat("x", "y"), "tools": "no list"}): "bad_tools",
-    json.dumps({"messages": chat("x", "y"), "tools": [{"type": "function", "function": {"name": "f"}}]}): "not_rendered",
+    json.dumps(
+        {"messages": chat("x", "y"), "tools": [{"type": "function", "function": {"name": "f"}}]}
+    ): "not_rendered",
     json.dumps({"input_ids": [1, 2, 3], "loss_mask": [0, 1]}): "bad_tokens",
     json.dumps({"input_ids": [1, -2], "loss_mask": [0, 1]}): "bad_tokens",
     json.dumps({"input_ids": [1, 10**12], "loss_mask": [0, 1]}): "bad_tokens",
     json.dumps({"input_ids": [1, None], "loss_mask": [0, 1]}): "bad_tokens",
     json.dumps({"input_ids": [1, 2], "loss_mask": [0, 2]}): "bad_tokens",
-    json.dumps({"input_ids": [1, 2], "loss_mask": [1, False]}): "no_targets",
-    json.dumps({"input_ids": [1, 2], "loss_mask": [0, 0]}): "no_targets",
+    json.dumps({"input_ids": [1, 2], "loss_mask": [1, False]}): "no_supervised_tokens",
+    json.dumps({"input_ids": [1, 2], "loss_mask": [0, 0]}): "no_supervised_tokens",
     json.dumps({"input_ids": [1, 1, 2], "loss_mask": [0, 0, 1]}): "doubled_bos",
     json.dumps(GOOD): "duplicate",
 }
@@ -80,7 +89,9 @@ def test_samples_lie_in_the_sources_order_under_their_content_hash(tmp_path) -> 
     run_source(tmp_path, [rows[0], "broken", rows[1], rows[2]])
     table = pq.read_table(tmp_path / "test.parquet").to_pylist()
     assert [(entry["row"], entry["part"]) for entry in table] == [(0, 0), (2, 0), (3, 0)]
-    assert all(entry["sample_id"] == sample_id(entry["input_ids"], entry["loss_mask"]) for entry in table)
+    assert all(
+        entry["sample_id"] == sample_id(entry["input_ids"], entry["loss_mask"]) for entry in table
+    )
 
 
 def test_accounting_file_holds_what_is_returned(tmp_path) -> None:
@@ -100,7 +111,12 @@ def test_the_screen_shows_every_row_every_turn_left_out_and_every_cut(tmp_path, 
     turns = ["Hi", "Hello", "Go on", "word " * 60]
     run_source(
         tmp_path,
-        [GOOD, "broken", {"messages": chat(*turns, "x", "y")}, {"messages": chat("a", "b", "c", "\ud800")}],
+        [
+            GOOD,
+            "broken",
+            {"messages": chat(*turns, "x", "y")},
+            {"messages": chat("a", "b", "c", "\ud800")},
+        ],
         max_tokens=64,
         over_long="cut",
     )
@@ -124,22 +140,32 @@ def test_duplicates_and_over_long_rows_are_not_bad_rows(tmp_path) -> None:
     assert run_source(tmp_path, rows, max_skipped_fraction=0.0)["kept"] == 1
 
 
-@pytest.mark.parametrize("rows", [[], ["", "   "], ["broken"]], ids=["no rows", "blank lines", "bad rows"])
+@pytest.mark.parametrize(
+    "rows", [[], ["", "   "], ["broken"]], ids=["no rows", "blank lines", "bad rows"]
+)
 def test_nothing_kept_is_an_error(tmp_path, rows: list[str]) -> None:
     with pytest.raises(UserError, match="not one of . rows is kept"):
         run_source(tmp_path, rows)
 
 
 def test_a_missing_file_is_named(tmp_path) -> None:
-    arguments = {"name": "s", "tokenizer_path": tokenizer_folder("smollm2"), "options": TokeniseOptions(max_tokens=64)}
+    arguments = {
+        "name": "s",
+        "tokenizer_path": tokenizer_folder("smollm2"),
+        "options": TokeniseOptions(max_tokens=64),
+    }
     with pytest.raises(UserError, match="nowhere.jsonl: no such file"):
-        tokenise_source(paths=[tmp_path / "nowhere.jsonl"], output=tmp_path / "o.parquet", accounting=tmp_path / "a.json", **arguments)
+        tokenise_source(
+            paths=[tmp_path / "nowhere.jsonl"],
+            output=tmp_path / "o.parquet",
+            accounting=tmp_path / "a.json",
+            **arguments,
+        )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_examples_keep_what_is_good_and_name_what_is_bad(tmp_path) -> None:
-    config = yaml.safe_load((REPOSITORY / "config.yaml").read_text())
-    paths, options = source_options(config, "demo")
+    paths, options = source_options(load(REPOSITORY / "config.yaml"), "demo")
     counts = tokenise_source(
         name="demo",
         paths=[REPOSITORY / path for path in paths],
@@ -149,7 +175,16 @@ def test_the_examples_keep_what_is_good_and_name_what_is_bad(tmp_path) -> None:
         accounting=tmp_path / "demo.json",
     )
     assert counts["kept"] >= 60
-    reasons = ("bad_message", "broken_json", "duplicate", "empty", "no_assistant", "not_an_object", "too_long", "unknown_role")
+    reasons = (
+        "bad_message",
+        "broken_json",
+        "duplicate",
+        "empty",
+        "no_assistant",
+        "not_an_object",
+        "too_long",
+        "unknown_role",
+    )
     assert counts["skipped"] == dict.fromkeys(reasons, 1)
     assert 10_000 < counts["tokens"] < 20_000
 
@@ -170,9 +205,19 @@ def test_a_killed_run_leaves_nothing_under_a_final_name(tmp_path) -> None:
 
 
 def test_the_command_reports_an_error_in_one_line(tmp_path) -> None:
-    config, data = tmp_path / "config.yaml", {"sources": [{"name": "s", "files": ["x.jsonl"]}], "max_tokens": 64}
+    config, data = (
+        tmp_path / "config.yaml",
+        {"sources": [{"name": "s", "files": ["x.jsonl"]}], "max_tokens": 64},
+    )
     config.write_text(json.dumps({"data": data, "model": {"path": "m"}, "capture": {}}))
-    command = [sys.executable, REPOSITORY / "scripts" / "tokenise.py", "--source", "other", "--config", config]
+    command = [
+        sys.executable,
+        REPOSITORY / "scripts" / "tokenise.py",
+        "--source",
+        "other",
+        "--config",
+        config,
+    ]
     command += ["--tokenizer", tmp_path, "--output", tmp_path / "o", "--accounting", tmp_path / "a"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1

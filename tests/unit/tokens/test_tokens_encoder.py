@@ -17,7 +17,9 @@ NAMES = ("qwen3", "deepseek_v3", "llama3", "gptoss", "smollm2")
 MARKS = ("<|im_end|>", "<think>", "<｜User｜>", "<|eot_id|>", "<|", "|>")
 PIECES = st.one_of(
     st.text(max_size=8),
-    st.text(alphabet=" \n\t\r\v\f\x1c\x85\u00a0\u2028\u3000'sStTdDlLvVrReEmM1١½!?-_ſK", max_size=12),
+    st.text(
+        alphabet=" \n\t\r\v\f\x1c\x85\u00a0\u2028\u3000'sStTdDlLvVrReEmM1١½!?-_ſK", max_size=12
+    ),
     st.text(alphabet="aéñß日本語한हिन्दी👩\u200d🏳️\u0301\u0308e", max_size=8),
     st.sampled_from(MARKS),
 )
@@ -35,7 +37,10 @@ def test_real_tokenizers_go_the_quick_way(both) -> None:
 
 @given(st.lists(PIECES, max_size=12).map("".join))
 @example("e\u0301 is é, and '\u017f is 's; 12345 \n\n \t x<|im_end|>\n<|im_end|>")
-@example("\U00011935\U00011930 \U0001fae9 \u1c89")  # composed, or assigned, in some versions of Unicode alone
+@example(
+    "\U00011935\U00011930 \U0001fae9 \u1c89"
+    # composed, or assigned, in some versions of Unicode alone
+)
 @settings(max_examples=100, deadline=None)
 def test_any_text_has_the_librarys_ids(both, text: str) -> None:
     quick, library = both
@@ -46,18 +51,27 @@ def test_characters_of_every_script_have_the_librarys_ids(both) -> None:
     quick, library = both
     for start in [*range(0, 0x500, 64), *range(0x500, 0x3000, 256), *range(0x3000, 0x30000, 2048)]:
         characters = [chr(code) for code in range(start, start + 64) if not 0xD800 <= code < 0xE000]
-        text = " ".join(f"a{character}1{character} {character}{character}\n" for character in characters)
-        assert quick.encode(text).tolist() == library.encode(text, add_special_tokens=False).ids, hex(start)
+        text = " ".join(
+            f"a{character}1{character} {character}{character}\n" for character in characters
+        )
+        assert quick.encode(text).tolist() == library.encode(text, add_special_tokens=False).ids, (
+            hex(start)
+        )
 
 
 def test_a_character_that_this_python_does_not_know_goes_through_the_library(both) -> None:
     quick, library = both
     assert unicodedata.category("\u0378") == "Cn"
-    assert quick.encode("a \u0378 b").tolist() == library.encode("a \u0378 b", add_special_tokens=False).ids
+    assert (
+        quick.encode("a \u0378 b").tolist()
+        == library.encode("a \u0378 b", add_special_tokens=False).ids
+    )
     assert not any("\u0378" in word for word in quick._words)
 
 
-def test_a_word_that_comes_again_has_the_same_ids_when_memory_was_cleared(both, monkeypatch) -> None:
+def test_a_word_that_comes_again_has_the_same_ids_when_memory_was_cleared(
+    both, monkeypatch
+) -> None:
     monkeypatch.setattr(module, "_WORDS", 3)
     monkeypatch.setattr(module, "_PIECE_CHARACTERS", 20)
     quick, library = both
@@ -96,7 +110,10 @@ def test_a_tokenizer_of_another_kind_goes_through_the_library(change) -> None:
     backend = changed(change)
     found = encoder_for(Loaded(backend))
     assert isinstance(found, PlainEncoder)
-    assert found.encode("  Hello  World").tolist() == backend.encode("  Hello  World", add_special_tokens=False).ids
+    assert (
+        found.encode("  Hello  World").tolist()
+        == backend.encode("  Hello  World", add_special_tokens=False).ids
+    )
 
 
 def test_a_difference_is_noticed_and_not_passed_on() -> None:
@@ -108,7 +125,9 @@ def test_a_difference_is_noticed_and_not_passed_on() -> None:
 
 
 class WrittenInPython:
-    """As Kimi's tokenizer behaves: another way is taken, and a slow one, as soon as there is any argument but the text."""
+    """As Kimi's tokenizer behaves: another way is taken, and a slow one, as soon as there is any
+    argument but the text.
+    """
 
     def encode(self, text: str, **arguments: bool) -> list[int]:
         assert not arguments

@@ -1,15 +1,26 @@
-"""Real tokenizers and chat templates: what exactly is a sample, and which of its tokens are targets (in ⟦ ⟧)."""
+"""Real tokenizers and chat templates: what exactly is a sample, and which of its tokens are targets
+(in ⟦ ⟧).
+"""
 
 import pytest
 from token_kit import chat, marked, server_ids, template, tokenise, tokenizer_folder
 
 from draftstates.tokens.conversations import Conversation
 from draftstates.tokens.options import TokeniseOptions
-from draftstates.tokens.reasons import RowSkipped
+from draftstates.tokens.rows import RowSkipped
 from draftstates.tokens.template import ChatTemplate
 from draftstates.tokens.turns import tokenise_conversation
 
-TOOLS = [{"type": "function", "function": {"name": "weather", "description": "Now", "parameters": {"type": "object", "properties": {}}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Now",
+            "parameters": {"type": "object", "properties": {}},
+        },
+    }
+]
 
 
 def call(name: str, **arguments: str) -> dict:
@@ -26,36 +37,50 @@ def thought(text: str, answer: str) -> dict:
 def test_smollm2(demo_model) -> None:
     loaded = template("smollm2")
     (sample,) = tokenise(loaded, chat("Hi", "Hello", "And?", "Yes"))
-    assert marked(loaded, sample) == (
-        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+    assert (
+        marked(loaded, sample)
+        == "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging"
+        " Face<|im_end|>\n"
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n⟦Hello<|im_end|>⟧\n"
         "<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n⟦Yes<|im_end|>⟧\n"
     )
 
 
-# Qwen3: thoughts are dropped from history, and the last turn has one even where it is empty. So one sample a turn.
+# Qwen3: thoughts are dropped from history, and the last turn has one even where it is empty. So one
+# sample a turn.
 
 
 def test_qwen3_has_a_sample_for_each_turn_as_it_would_be_generated() -> None:
     loaded = template("qwen3")
-    first, second = tokenise(loaded, [*chat("Hi"), thought("Greet.", "Hello"), *chat("And?"), thought("Agree.", "Yes")])
-    assert marked(loaded, first) == (
-        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n⟦<think>\nGreet.\n</think>\n\nHello<|im_end|>⟧\n"
+    first, second = tokenise(
+        loaded, [*chat("Hi"), thought("Greet.", "Hello"), *chat("And?"), thought("Agree.", "Yes")]
     )
-    assert marked(loaded, second) == (
-        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n"
-        "<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n⟦<think>\nAgree.\n</think>\n\nYes<|im_end|>⟧\n"
+    assert (
+        marked(loaded, first) == "<|im_start|>user\nHi<|im_end|>\n"
+        "<|im_start|>assistant\n⟦<think>\nGreet.\n</think>\n\nHello<|im_end|>⟧\n"
+    )
+    assert (
+        marked(loaded, second)
+        == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n"
+        "<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n⟦<think>\nAgree.\n</think>\n\n"
+        "Yes<|im_end|>⟧\n"
     )
 
 
 def test_qwen3_empty_thought_is_generated_or_given_as_the_template_arguments_say() -> None:
     (thinking,) = tokenise(template("qwen3"), chat("Hi", "Hello"))
-    assert marked(template("qwen3"), thinking) == (
-        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n⟦<think>\n\n</think>\n\nHello<|im_end|>⟧\n"
+    assert (
+        marked(template("qwen3"), thinking)
+        == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n⟦<think>\n\n</think>\n\n"
+        "Hello<|im_end|>⟧\n"
     )
     loaded = template("qwen3", enable_thinking=False)
     (given,) = tokenise(loaded, chat("Hi", "Hello"))
-    assert marked(loaded, given) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n⟦Hello<|im_end|>⟧\n"
+    assert (
+        marked(loaded, given)
+        == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+        "⟦Hello<|im_end|>⟧\n"
+    )
 
 
 @pytest.mark.parametrize("policy", ["last", "skip"])
@@ -73,7 +98,9 @@ def test_qwen3_rewritten_history_by_the_other_policies(policy: str) -> None:
 @pytest.mark.parametrize("inline", [False, True])
 def test_qwen3_reasoning_is_a_target_or_not_as_configured(inline: bool) -> None:
     loaded = template("qwen3")
-    said = chat("", "<think>\nGreet.\n</think>\n\nHello")[1] if inline else thought("Greet.", "Hello")
+    said = (
+        chat("", "<think>\nGreet.\n</think>\n\nHello")[1] if inline else thought("Greet.", "Hello")
+    )
     start = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     (whole,) = tokenise(loaded, [*chat("Hi"), said])
     assert marked(loaded, whole) == start + "⟦<think>\nGreet.\n</think>\n\nHello<|im_end|>⟧\n"
@@ -84,7 +111,9 @@ def test_qwen3_reasoning_is_a_target_or_not_as_configured(inline: bool) -> None:
 
 def test_qwen3_an_empty_answer_after_a_thought_still_has_its_end_as_target() -> None:
     loaded = template("qwen3")
-    (sample,) = tokenise(loaded, [*chat("Hi"), thought("Nothing to say.", "")], include_reasoning=False)
+    (sample,) = tokenise(
+        loaded, [*chat("Hi"), thought("Nothing to say.", "")], include_reasoning=False
+    )
     assert marked(loaded, sample).endswith("</think>\n\n⟦<|im_end|>⟧\n")
 
 
@@ -92,7 +121,11 @@ def test_qwen3_tool_calls_are_targets_and_results_are_not() -> None:
     loaded = template("qwen3")
     messages = [
         *chat("Rain?"),
-        {"role": "assistant", "content": "", "tool_calls": [call("weather", city="Rome"), call("weather", city="Oslo")]},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [call("weather", city="Rome"), call("weather", city="Oslo")],
+        },
         {"role": "tool", "content": "sun"},
         {"role": "tool", "content": "rain"},
         thought("Compare.", "Only in Oslo."),
@@ -102,23 +135,34 @@ def test_qwen3_tool_calls_are_targets_and_results_are_not() -> None:
         '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>\n'
         '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call><|im_end|>'
     )
-    assert marked(loaded, calls).endswith(f"<|im_start|>assistant\n⟦<think>\n\n</think>\n\n{called}⟧\n")
+    assert marked(loaded, calls).endswith(
+        f"<|im_start|>assistant\n⟦<think>\n\n</think>\n\n{called}⟧\n"
+    )
     assert marked(loaded, calls).startswith("<|im_start|>system\n# Tools\n")
     assert marked(loaded, answer).endswith(
-        f"<|im_start|>assistant\n{called}\n<|im_start|>user\n<tool_response>\nsun\n</tool_response>\n<tool_response>\nrain\n"
-        "</tool_response><|im_end|>\n<|im_start|>assistant\n⟦<think>\nCompare.\n</think>\n\nOnly in Oslo.<|im_end|>⟧\n"
+        f"<|im_start|>assistant\n{called}\n<|im_start|>user\n<tool_res"
+        "ponse>\nsun\n</tool_response>\n<tool_response>\nrain\n</tool_response><|im_end|>\n<|im_start|>assistant\n⟦<think>\nCompare.\n</think>\n\nOnly"
+        " in Oslo.<|im_end|>⟧\n"
     )
 
 
 def test_qwen3_arguments_as_text_or_as_object_are_the_same_call() -> None:
     loaded = template("qwen3")
-    as_object = tokenise(loaded, [*chat("Rain?"), {"role": "assistant", "content": "", "tool_calls": [call("weather", city="Rome")]}])
+    as_object = tokenise(
+        loaded,
+        [
+            *chat("Rain?"),
+            {"role": "assistant", "content": "", "tool_calls": [call("weather", city="Rome")]},
+        ],
+    )
     assert '"arguments": {"city": "Rome"}' in marked(loaded, as_object[0])
 
 
 def test_qwen3_a_role_that_the_template_drops_is_refused() -> None:
     with pytest.raises(RowSkipped, match="not_rendered: the chat template ignores developer"):
-        tokenise(template("qwen3"), [{"role": "developer", "content": "Be brief."}, *chat("Hi", "Hello")])
+        tokenise(
+            template("qwen3"), [{"role": "developer", "content": "Be brief."}, *chat("Hi", "Hello")]
+        )
 
 
 # DeepSeek-V3: BOS from the template, no newline between turns.
@@ -128,8 +172,9 @@ def test_deepseek_v3() -> None:
     loaded = template("deepseek_v3")
     messages = chat("Hi", "Two\n\nlines", "And?", "Yes", system="Be kind.")
     (sample,) = tokenise(loaded, messages)
-    assert marked(loaded, sample) == (
-        "<｜begin▁of▁sentence｜>Be kind.<｜User｜>Hi<｜Assistant｜>⟦Two\n\nlines<｜end▁of▁sentence｜>⟧"
+    assert (
+        marked(loaded, sample) == "<｜begin▁of▁sentence｜>Be"
+        " kind.<｜User｜>Hi<｜Assistant｜>⟦Two\n\nlines<｜end▁of▁sentence｜>⟧"
         "<｜User｜>And?<｜Assistant｜>⟦Yes<｜end▁of▁sentence｜>⟧"
     )
     assert sample.input_ids.tolist() == server_ids(loaded, messages)
@@ -140,28 +185,38 @@ def test_deepseek_v3_newlines_survive_although_transformers_calls_it_a_llama_tok
 
     text = "a\n\nb"
     as_loaded = AutoTokenizer.from_pretrained(tokenizer_folder("deepseek_v3"))
-    assert as_loaded.decode(as_loaded(text, add_special_tokens=False)["input_ids"]) != text  # the fault is a real one
+    assert (
+        as_loaded.decode(as_loaded(text, add_special_tokens=False)["input_ids"]) != text
+        # the fault is a real one
+    )
     loaded = template("deepseek_v3")
     assert loaded.tokenizer.decode(loaded.encode(text)) == text
 
 
 def test_deepseek_v3_tools_which_its_template_drops_are_refused() -> None:
-    messages = [*chat("Rain?"), {"role": "assistant", "content": "", "tool_calls": [call("weather", city="Rome")]}]
+    messages = [
+        *chat("Rain?"),
+        {"role": "assistant", "content": "", "tool_calls": [call("weather", city="Rome")]},
+    ]
     with pytest.raises(RowSkipped, match="not_rendered: the chat template ignores tool calls"):
         tokenise(template("deepseek_v3"), messages, tools=TOOLS)
 
 
-# Llama 3: a turn's end differs from the end of text, and this template opens another turn whether it is asked to or not.
+# Llama 3: a turn's end differs from the end of text, and this template opens another turn whether
+# it is asked to or not.
 
 
 def test_llama3() -> None:
     loaded = template("llama3")
     messages = chat("Hi", "Hello", "And?", "Yes", system="Be kind.")
     (sample,) = tokenise(loaded, messages)
-    assert marked(loaded, sample) == (
-        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe kind.<|eot_id|>"
-        "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n⟦Hello<|eot_id|>⟧"
-        "<|start_header_id|>user<|end_header_id|>\n\nAnd?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n⟦Yes<|eot_id|>⟧"
+    assert (
+        marked(loaded, sample)
+        == "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe kind.<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\n"
+        "Hi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n⟦Hello<|eot_id|>⟧"
+        "<|start_header_id|>user<|end_header_id|>\n\n"
+        "And?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n⟦Yes<|eot_id|>⟧"
         "<|start_header_id|>assistant<|end_header_id|>\n\n"
     )
     assert loaded.tokenizer.eos_token != "<|eot_id|>"
@@ -174,21 +229,37 @@ def test_llama3() -> None:
 
 def test_gptoss_the_last_answer_ends_otherwise_than_those_in_history() -> None:
     loaded = template("gptoss", "harmony.jinja")
-    first, second = tokenise(loaded, [*chat("Hi", system="Be kind."), thought("Greet.", "Hello"), *chat("And?"), thought("Agree.", "Yes")])
-    start = "<|start|>developer<|message|># Instructions\n\nBe kind.<|end|><|start|>user<|message|>Hi<|end|><|start|>assistant"
+    first, second = tokenise(
+        loaded,
+        [
+            *chat("Hi", system="Be kind."),
+            thought("Greet.", "Hello"),
+            *chat("And?"),
+            thought("Agree.", "Yes"),
+        ],
+    )
+    start = (
+        "<|start|>developer<|message|># Instructions\n\nBe"
+        " kind.<|end|><|start|>user<|message|>Hi<|end|><|start|>assistant"
+    )
     assert marked(loaded, first) == (
-        start + "⟦<|channel|>analysis<|message|>Greet.<|end|><|start|>assistant<|channel|>final<|message|>Hello<|return|>⟧"
+        start + "⟦<|channel|>analysis<|message|>Greet.<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>Hello<|return|>⟧"
     )
     assert marked(loaded, second) == (
-        start + "<|channel|>final<|message|>Hello<|end|><|start|>user<|message|>And?<|end|><|start|>assistant"
-        "⟦<|channel|>analysis<|message|>Agree.<|end|><|start|>assistant<|channel|>final<|message|>Yes<|return|>⟧"
+        start + "<|channel|>final<|message|>Hello<|end|><|start|>user<|message|>And?<|end|>"
+        "<|start|>assistant"
+        "⟦<|channel|>analysis<|message|>Agree.<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>Yes<|return|>⟧"
     )
 
 
 def test_gptoss_reasoning_left_out_of_the_targets() -> None:
     loaded = template("gptoss", "harmony.jinja")
     (sample,) = tokenise(loaded, [*chat("Hi"), thought("Greet.", "Hello")], include_reasoning=False)
-    assert marked(loaded, sample).endswith("Greet.<|end|><|start|>assistant<|channel|>final<|message|>⟦Hello<|return|>⟧")
+    assert marked(loaded, sample).endswith(
+        "Greet.<|end|><|start|>assistant<|channel|>final<|message|>⟦Hello<|return|>⟧"
+    )
 
 
 def test_gptoss_a_call_ends_in_a_token_of_its_own_which_the_configuration_names() -> None:
@@ -199,14 +270,22 @@ def test_gptoss_a_call_ends_in_a_token_of_its_own_which_the_configuration_names(
         *chat("", "No.")[1:],
     ]
     options = TokeniseOptions(max_tokens=512)
-    samples, lost = tokenise_conversation(Conversation(messages, TOOLS), template("gptoss", "harmony.jinja"), options)
-    assert [error.reason for error in lost] == ["no_turn_end"]  # as long as nobody says that <|call|> ends a turn
+    samples, lost = tokenise_conversation(
+        Conversation(messages, TOOLS), template("gptoss", "harmony.jinja"), options
+    )
+    assert [error.reason for error in lost] == [
+        "no_turn_end"
+        # as long as nobody says that <|call|> ends a turn
+    ]
     assert len(samples) == 1
     loaded = template("gptoss", "harmony.jinja", end_tokens=("<|call|>",))
     (sample,) = tokenise(loaded, messages, tools=TOOLS)
     assert marked(loaded, sample).endswith(
-        "<|start|>assistant⟦<|channel|>analysis<|message|>Look.<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
-        '<|constrain|>json<|message|>{"city": "Rome"}<|call|>⟧<|start|>functions.weather to=assistant<|channel|>commentary<|message|>'
+        "<|start|>assistant⟦<|channel|>analysis<|message|>Look.<|end|>"
+        "<|start|>assistant<|channel|>commentary"
+        " to=functions.weather "
+        '<|constrain|>json<|message|>{"city": "Rome"}<|call|>⟧<|start|>functions.weather'
+        " to=assistant<|channel|>commentary<|message|>"
         "sun<|end|><|start|>assistant⟦<|channel|>final<|message|>No.<|return|>⟧"
     )
 
@@ -214,9 +293,9 @@ def test_gptoss_a_call_ends_in_a_token_of_its_own_which_the_configuration_names(
 # Prompts that open a thought.
 
 OPENER = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.role == 'assistant' %}{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{{"
+    " m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor"
+    " %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
 )
 
 
@@ -232,10 +311,12 @@ def test_an_opener_that_the_prompt_holds_is_neither_lost_nor_doubled(opener) -> 
     start = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     assert marked(opener, first) == start + "<think>\n⟦Greet.\n</think>\n\nHello<|im_end|>⟧\n"
     assert marked(opener, second) == (
-        start
-        + "\n\nHello<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n<think>\n⟦Greet.\n</think>\n\nHello<|im_end|>⟧\n"
+        start + "\n\nHello<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n⟦Greet.\n</think>\n\nHello<|im_end|>⟧\n"
     )
-    assert first.input_ids[: len(server_ids(opener, chat("Hi"), prompt=True))].tolist() == server_ids(opener, chat("Hi"), prompt=True)
+    assert first.input_ids[
+        : len(server_ids(opener, chat("Hi"), prompt=True))
+    ].tolist() == server_ids(opener, chat("Hi"), prompt=True)
 
 
 def test_an_answer_without_the_thought_that_the_prompt_opens_is_refused(opener) -> None:

@@ -1,4 +1,6 @@
-"""Every assistant turn up to its end token is a target and nothing else is; the ids are those that the server would see."""
+"""Every assistant turn up to its end token is a target and nothing else is; the ids are those that
+the server would see.
+"""
 
 import datetime
 
@@ -8,7 +10,7 @@ from token_kit import chat, server_ids, targets, template, tokenise, tokenizer_f
 
 from draftstates.errors import UserError
 from draftstates.tokens import template as template_module
-from draftstates.tokens.reasons import RowSkipped
+from draftstates.tokens.rows import RowSkipped
 from draftstates.tokens.template import ChatTemplate
 
 HAIKU = "An old silent pond,\na frog jumps in.\nSplash! Silence again. 🐸"
@@ -17,7 +19,8 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 PLAIN = (
-    "{% for m in messages %}[{{ m.role }}]\n{{ m.content }} ###END###\n{% endfor %}{% if add_generation_prompt %}[assistant]\n{% endif %}"
+    "{% for m in messages %}[{{ m.role }}]\n{{ m.content }} ###END###\n{% endfor %}{% if"
+    " add_generation_prompt %}[assistant]\n{% endif %}"
 )
 
 
@@ -50,7 +53,9 @@ def test_history_of_each_turn_is_what_the_server_would_be_sent(smollm2) -> None:
     (sample,) = tokenise(smollm2, messages)
     starts = np.flatnonzero(np.diff(sample.loss_mask.astype(int), prepend=0) == 1)
     for start, place in zip(starts, (1, 3, 5), strict=True):
-        assert sample.input_ids[:start].tolist() == server_ids(smollm2, messages[:place], prompt=True)
+        assert sample.input_ids[:start].tolist() == server_ids(
+            smollm2, messages[:place], prompt=True
+        )
 
 
 def test_repeated_assistant_text_is_masked_where_it_was_said(smollm2) -> None:
@@ -82,7 +87,11 @@ def test_default_system_prompt_is_not_doubled(smollm2) -> None:
 
 
 def test_empty_turns_and_two_in_a_row(smollm2) -> None:
-    messages = [*chat("Hi", ""), {"role": "assistant", "content": "Still here."}, *chat("Good", "Yes")]
+    messages = [
+        *chat("Hi", ""),
+        {"role": "assistant", "content": "Still here."},
+        *chat("Good", "Yes"),
+    ]
     (sample,) = tokenise(smollm2, messages)
     assert targets(smollm2, sample) == ["<|im_end|>", "Still here.<|im_end|>", "Yes<|im_end|>"]
 
@@ -100,7 +109,9 @@ def test_an_assistant_turn_that_nothing_precedes_is_no_target(smollm2) -> None:
         tokenise(smollm2, messages[:1])
 
 
-@pytest.mark.parametrize("text", ["  two spaces  ", "ends in newlines\n\n", "\n\nbegins with newlines", "\ttab", " "])
+@pytest.mark.parametrize(
+    "text", ["  two spaces  ", "ends in newlines\n\n", "\n\nbegins with newlines", "\ttab", " "]
+)
 def test_whitespace_of_an_answer_is_kept(smollm2, text: str) -> None:
     messages = chat("Hi", text, "Again", "Fine")
     samples = tokenise(smollm2, messages)
@@ -108,13 +119,18 @@ def test_whitespace_of_an_answer_is_kept(smollm2, text: str) -> None:
     assert sorted(said) == sorted([text + "<|im_end|>", "Fine<|im_end|>"])
 
 
-def test_where_text_merges_with_the_prompt_the_turn_is_what_the_model_would_generate(tmp_path) -> None:
-    """The prompt ends in a newline; Qwen's tokenizer makes one token of that and an answer's leading newline."""
+def test_where_text_merges_with_the_prompt_the_turn_is_what_the_model_would_generate(
+    tmp_path,
+) -> None:
+    """The prompt ends in a newline; Qwen's tokenizer makes one token of that and an answer's
+    leading newline.
+    """
     loaded = with_template(tmp_path, CHATML, "qwen3")
     messages = chat("Hi", "\nHello", "And?", "Yes")
     alone, rest = tokenise(loaded, messages)
     prompt = server_ids(loaded, messages[:1], prompt=True)
-    assert server_ids(loaded, messages[:2])[: len(prompt)] != prompt  # the case is a real one
+    # the case is a real one
+    assert server_ids(loaded, messages[:2])[: len(prompt)] != prompt
     assert alone.input_ids[: len(prompt)].tolist() == prompt
     assert targets(loaded, alone) == ["\nHello<|im_end|>"]
     assert rest.input_ids.tolist() == server_ids(loaded, messages)
@@ -122,7 +138,9 @@ def test_where_text_merges_with_the_prompt_the_turn_is_what_the_model_would_gene
 
 
 def test_too_long_is_skipped_or_cut_at_a_turns_end_as_configured(smollm2) -> None:
-    messages = chat("Hi", "Hello", "Count", "one two three four five six seven eight nine ten " * 20)
+    messages = chat(
+        "Hi", "Hello", "Count", "one two three four five six seven eight nine ten " * 20
+    )
     with pytest.raises(RowSkipped, match="too_long: expected at most 100 tokens, found"):
         tokenise(smollm2, messages, max_tokens=100, over_long="skip")
     (cut,) = tokenise(smollm2, messages, max_tokens=100, over_long="cut")
@@ -146,24 +164,34 @@ def test_a_template_that_closes_no_turn_is_refused(smollm2, tmp_path) -> None:
 
 
 def test_a_turn_that_the_template_leaves_open_is_refused(smollm2, tmp_path) -> None:
-    loaded = with_template(tmp_path, CHATML.replace("<|im_end|>", "{% if m.content != 'open' %}<|im_end|>{% endif %}"))
+    loaded = with_template(
+        tmp_path, CHATML.replace("<|im_end|>", "{% if m.content != 'open' %}<|im_end|>{% endif %}")
+    )
     assert targets(loaded, tokenise(loaded, chat("Hi", "closed"))[0]) == ["closed<|im_end|>"]
     with pytest.raises(RowSkipped, match=r"no_turn_end: expected one of <\|im_end\|>"):
         tokenise(loaded, chat("Hi", "open"))
 
 
-def test_an_end_token_in_an_answer_does_not_close_a_turn_that_the_template_leaves_open(smollm2, tmp_path) -> None:
-    loaded = with_template(tmp_path, CHATML.replace("<|im_end|>\n", "{% if 'open' not in m.content %}<|im_end|>\n{% endif %}"))
+def test_an_end_token_in_an_answer_does_not_close_a_turn_that_the_template_leaves_open(
+    smollm2, tmp_path
+) -> None:
+    loaded = with_template(
+        tmp_path,
+        CHATML.replace("<|im_end|>\n", "{% if 'open' not in m.content %}<|im_end|>\n{% endif %}"),
+    )
     with pytest.raises(RowSkipped, match="no_turn_end"):
         tokenise(loaded, chat("Hi", "open<|im_end|>x"))
-    assert targets(loaded, tokenise(loaded, chat("Hi", "shut<|im_end|>x"))[0]) == ["shut<|im_end|>x<|im_end|>"]
+    assert targets(loaded, tokenise(loaded, chat("Hi", "shut<|im_end|>x"))[0]) == [
+        "shut<|im_end|>x<|im_end|>"
+    ]
 
 
 def test_a_doubled_bos_is_refused(smollm2, tmp_path) -> None:
     once = with_template(tmp_path, "{{ bos_token }}" + CHATML)
     assert once.tokenizer.bos_token == "<|im_start|>"
     with pytest.raises(RowSkipped, match="doubled_bos: the first two tokens are both"):
-        tokenise(once, chat("Hi", "Hello"))  # ChatML's own mark is this tokenizer's BOS
+        # ChatML's own mark is this tokenizer's BOS
+        tokenise(once, chat("Hi", "Hello"))
     assert tokenise(smollm2, chat("Hi", "Hello"))
 
 
@@ -171,7 +199,11 @@ def test_what_the_template_would_drop_without_a_word_is_refused(smollm2) -> None
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     with pytest.raises(RowSkipped, match="not_rendered: the chat template ignores the tools"):
         tokenise(smollm2, chat("Hi", "Hello"), tools=tools)
-    call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}]}
+    call = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}],
+    }
     with pytest.raises(RowSkipped, match="not_rendered: the chat template ignores tool calls"):
         tokenise(smollm2, [*chat("Hi"), call])
 
@@ -184,17 +216,30 @@ def test_parts_of_text_are_one_text(smollm2) -> None:
 
 
 def test_what_a_template_refuses_is_a_reason(smollm2, tmp_path) -> None:
-    loaded = with_template(tmp_path, "{% if messages[0].content == 'no' %}{{ raise_exception('I said no') }}{% endif %}" + CHATML)
+    loaded = with_template(
+        tmp_path,
+        "{% if messages[0].content == 'no' %}{{ raise_exception('I said no') }}{% endif %}"
+        + CHATML,
+    )
     with pytest.raises(RowSkipped, match="template_error: .*I said no"):
         tokenise(loaded, chat("no", "Hello"))
 
 
 def test_a_template_that_takes_parts_gets_them(smollm2, tmp_path) -> None:
-    parts = "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}"
+    parts = (
+        "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text"
+        " }}{% endfor %}{% endif %}"
+    )
     loaded = with_template(tmp_path, CHATML.replace("{{ m.content }}", parts))
-    message = {"role": "user", "content": [{"type": "text", "text": "What is"}, {"type": "text", "text": "this?"}]}
+    message = {
+        "role": "user",
+        "content": [{"type": "text", "text": "What is"}, {"type": "text", "text": "this?"}],
+    }
     split = tokenise(loaded, [message, *chat("Hi", "That.")[1:]])[0]
-    assert split.input_ids.tolist() == tokenise(loaded, chat("What isthis?", "That."))[0].input_ids.tolist()
+    assert (
+        split.input_ids.tolist()
+        == tokenise(loaded, chat("What isthis?", "That."))[0].input_ids.tolist()
+    )
 
 
 @pytest.mark.parametrize(
@@ -207,7 +252,9 @@ def test_a_template_that_takes_parts_gets_them(smollm2, tmp_path) -> None:
         (b"", "the chat template puts nothing after an assistant turn"),
     ],
 )
-def test_a_template_file_that_cannot_be_used_is_named_with_its_key(smollm2, tmp_path, content, expected: str) -> None:
+def test_a_template_file_that_cannot_be_used_is_named_with_its_key(
+    smollm2, tmp_path, content, expected: str
+) -> None:
     file = tmp_path / "t.jinja"
     if content == "folder":
         file.mkdir()
@@ -217,7 +264,9 @@ def test_a_template_file_that_cannot_be_used_is_named_with_its_key(smollm2, tmp_
         ChatTemplate(smollm2.folder, chat_template=file)
 
 
-def test_todays_date_in_a_template_is_the_configured_one_so_that_ids_do_not_change_from_day_to_day(smollm2, tmp_path) -> None:
+def test_todays_date_in_a_template_is_the_configured_one_so_that_ids_do_not_change_from_day_to_day(
+    smollm2, tmp_path
+) -> None:
     file = tmp_path / "dated.jinja"
     file.write_text("Today is {{ strftime_now('%d %b %Y') }}.\n" + CHATML)
     default = ChatTemplate(smollm2.folder, chat_template=file)

@@ -12,38 +12,81 @@ from draftstates.ids import sample_id
 from draftstates.tokens.accounting import Accounting
 from draftstates.tokens.options import TokeniseOptions
 from draftstates.tokens.pipeline import Pipeline
-from draftstates.tokens.reasons import REASONS
-from draftstates.tokens.rows import Row
+from draftstates.tokens.rows import REASONS, Row
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 COLUMNS = (
     *("messages", "conversations", "tools", "system", "instruction", "input", "output"),
     *("prompt", "completion", "response", "input_ids", "loss_mask"),
 )
-TEXT = st.text(max_size=12) | st.sampled_from(["", "<|im_end|>", "<think>", "<think>\nx\n</think>\n\ny", "\n", "\ud800", "<tool_response>"])
-CALL = st.fixed_dictionaries({"function": st.fixed_dictionaries({"name": TEXT, "arguments": JSON | st.just({"a": 1}) | st.just("{}")})})
+TEXT = st.text(max_size=12) | st.sampled_from(
+    ["", "<|im_end|>", "<think>", "<think>\nx\n</think>\n\ny", "\n", "\ud800", "<tool_response>"]
+)
+CALL = st.fixed_dictionaries(
+    {
+        "function": st.fixed_dictionaries(
+            {"name": TEXT, "arguments": JSON | st.just({"a": 1}) | st.just("{}")}
+        )
+    }
+)
 MESSAGE = st.fixed_dictionaries(
-    {"role": st.sampled_from(["system", "user", "assistant", "tool", "developer", "gpt", "human", "function_call", "nobody"]) | JSON},
+    {
+        "role": (
+            st.sampled_from(
+                [
+                    "system",
+                    "user",
+                    "assistant",
+                    "tool",
+                    "developer",
+                    "gpt",
+                    "human",
+                    "function_call",
+                    "nobody",
+                ]
+            )
+            | JSON
+        )
+    },
     optional={
-        "content": TEXT | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": TEXT}), max_size=2) | JSON,
+        "content": (
+            TEXT
+            | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": TEXT}), max_size=2)
+            | JSON
+        ),
         "reasoning_content": TEXT | JSON,
         "tool_calls": st.lists(CALL | JSON, max_size=2) | JSON,
         "name": TEXT | JSON,
     },
 )
-MESSAGES = st.lists(MESSAGE, max_size=5) | st.lists(TEXT, max_size=6).map(lambda turns: chat(*turns))
+MESSAGES = st.lists(MESSAGE, max_size=5) | st.lists(TEXT, max_size=6).map(
+    lambda turns: chat(*turns)
+)
 TOKENS = st.lists(st.integers(-1, 60_000) | JSON, max_size=6)
 ROW = (
     JSON
     | st.dictionaries(st.sampled_from(COLUMNS), JSON | MESSAGES | TEXT | TOKENS, max_size=4)
-    | st.fixed_dictionaries({"messages": MESSAGES}, optional={"tools": JSON | st.just([{"type": "function", "function": {"name": "f"}}])})
-    | st.fixed_dictionaries({"input_ids": TOKENS, "loss_mask": st.lists(st.integers(0, 1), max_size=6)})
+    | st.fixed_dictionaries(
+        {"messages": MESSAGES},
+        optional={"tools": JSON | st.just([{"type": "function", "function": {"name": "f"}}])},
+    )
+    | st.fixed_dictionaries(
+        {"input_ids": TOKENS, "loss_mask": st.lists(st.integers(0, 1), max_size=6)}
+    )
 )
-TEMPLATES = {"smollm2": {}, "qwen3": {}, "deepseek_v3": {}, "llama3": {}, "gptoss": {"file": "harmony.jinja"}}
+TEMPLATES = {
+    "smollm2": {},
+    "qwen3": {},
+    "deepseek_v3": {},
+    "llama3": {},
+    "gptoss": {"file": "harmony.jinja"},
+}
 
 
 @pytest.fixture(scope="module", params=TEMPLATES)
@@ -52,7 +95,9 @@ def loaded(request, demo_model):
 
 
 def pipeline_of(loaded, **options) -> Pipeline:
-    pipeline = Pipeline(tokenizer_folder("smollm2"), TokeniseOptions(**{"max_tokens": 64, **options}))
+    pipeline = Pipeline(
+        tokenizer_folder("smollm2"), TokeniseOptions(**{"max_tokens": 64, **options})
+    )
     pipeline.__dict__["template"] = loaded
     return pipeline
 
@@ -61,9 +106,16 @@ def as_line(value: object) -> bytes:
     return json.dumps(value).encode()
 
 
-@given(st.lists(ROW.map(as_line) | st.binary(max_size=12), max_size=6), st.sampled_from(["skip", "cut"]), st.booleans(), st.booleans())
+@given(
+    st.lists(ROW.map(as_line) | st.binary(max_size=12), max_size=6),
+    st.sampled_from(["skip", "cut"]),
+    st.booleans(),
+    st.booleans(),
+)
 @settings(max_examples=150)
-def test_any_row_is_kept_or_skipped_for_a_named_reason_and_the_sum_closes(loaded, lines, over_long, reasoning, deduplicate) -> None:
+def test_any_row_is_kept_or_skipped_for_a_named_reason_and_the_sum_closes(
+    loaded, lines, over_long, reasoning, deduplicate
+) -> None:
     pipeline = pipeline_of(loaded, over_long=over_long, include_reasoning=reasoning)
     counts = Accounting("s", deduplicate=deduplicate)
     for number, line in enumerate(lines):
@@ -82,17 +134,22 @@ def test_any_row_is_kept_or_skipped_for_a_named_reason_and_the_sum_closes(loaded
 
 @given(st.lists(st.text(max_size=20), min_size=2, max_size=8))
 @settings(max_examples=60)
-def test_every_turn_is_learned_once_after_the_history_that_the_server_would_see(loaded, turns) -> None:
+def test_every_turn_is_learned_once_after_the_history_that_the_server_would_see(
+    loaded, turns
+) -> None:
     messages = chat(*turns)
     learned = []
     for sample in tokenise(loaded, messages):
         mask = sample.loss_mask.tolist()
-        starts = [index for index, target in enumerate(mask) if target and not (index and mask[index - 1])]
+        starts = [
+            index for index, target in enumerate(mask) if target and not (index and mask[index - 1])
+        ]
         for start in starts:
             places = [
                 place
                 for place in range(1, len(messages), 2)
-                if loaded.encode(loaded.render(messages[:place], prompt=True)).tolist() == sample.input_ids[:start].tolist()
+                if loaded.encode(loaded.render(messages[:place], prompt=True)).tolist()
+                == sample.input_ids[:start].tolist()
             ]
             assert len(places) == 1
             learned += places

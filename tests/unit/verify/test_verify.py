@@ -1,5 +1,8 @@
-"""Promises 2, 3, 4 and 6: a shard that is whole passes; each planted fault is caught, by the check that is there for it."""
+"""Promises 2, 3, 4 and 6: a shard that is whole passes; each planted fault is caught, by the check
+that is there for it.
+"""
 
+import dataclasses
 import json
 import runpy
 from collections.abc import Callable
@@ -9,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 import xxhash
-from captured import Captured, Files, capture, tiny_model, write
+from captured import Captured, Files, capture, tiny_model, verify, write
+from synthetic import manifest_with
 
-from draftstates import shards
 from draftstates.errors import UserError
-from draftstates.verify import verify_shard
+from draftstates.records import PlannedChecks, Verified
+from draftstates.shards import layout
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +25,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
-def _verify(files: Files) -> dict[str, Any]:
-    return verify_shard(
-        files.shard_id, plan=files.plan, model=files.model, shard=files.shard, probe=files.probe, receipts=files.receipts, threads=2
-    )
+def _verify(files: Files) -> Verified:
+    return verify(files, threads=2)
+
+
+def _with_plan(files: Files, **changes: Any) -> Files:
+    return dataclasses.replace(files, plan=dataclasses.replace(files.plan, **changes))
 
 
 def _refused(files: Files) -> str:
@@ -48,19 +54,31 @@ def _flip(path: Path, at: int, bit: int = 1) -> None:
 
 
 @pytest.mark.parametrize("final_norm", ["post_norm", "pre_norm"])
-@pytest.mark.parametrize(("compute", "stored"), [("bfloat16", "bfloat16"), ("float32", "bfloat16"), ("float32", "float32")])
+@pytest.mark.parametrize(
+    ("compute", "stored"),
+    [("bfloat16", "bfloat16"), ("float32", "bfloat16"), ("float32", "float32")],
+)
 @pytest.mark.parametrize("seed", range(3))
-def test_a_whole_shard_passes(model: Path, tmp_path: Path, final_norm: str, compute: str, stored: str, seed: int) -> None:
-    captured = capture(model, samples=40, seed=seed, final_norm=final_norm, compute_dtype=compute, stored_dtype=stored)
+def test_a_whole_shard_passes(
+    model: Path, tmp_path: Path, final_norm: str, compute: str, stored: str, seed: int
+) -> None:
+    captured = capture(
+        model,
+        samples=40,
+        seed=seed,
+        final_norm=final_norm,
+        compute_dtype=compute,
+        stored_dtype=stored,
+    )
     files = write(captured, tmp_path)
     verified = _verify(files)
-    assert verified["checksum"] == xxhash.xxh3_128_hexdigest(files.shard.read_bytes())
-    assert verified["bytes"] == files.shard.stat().st_size
-    assert [entry["sample_id"] for entry in verified["samples"]] == captured.names
-    assert verified["samples"][5]["rows"] == len(captured.tokens[5])
-    assert verified["samples"][5]["supervised"] == captured.masks[5].sum()
-    assert verified["samples"][5]["checksum"] == shards.Shard(files.shard).checksum(5)
-    assert verified["figures"]["alignment_share_of_limit"] <= 1
+    assert verified.checksum == xxhash.xxh3_128_hexdigest(files.shard.read_bytes())
+    assert verified.bytes == files.shard.stat().st_size
+    assert list(verified.samples.sample_id) == captured.names
+    assert verified.samples.tokens[5] == len(captured.tokens[5])
+    assert verified.samples.supervised_tokens[5] == captured.masks[5].sum()
+    assert verified.samples.checksum[5] == layout.Shard(files.shard).checksum(5)
+    assert verified.figures.alignment_share_of_limit <= 1
 
 
 # Faults at capture: the receipts agree with what was written.
@@ -68,7 +86,9 @@ def test_a_whole_shard_passes(model: Path, tmp_path: Path, final_norm: str, comp
 
 @pytest.mark.parametrize("value", [0.0, -0.0])
 @pytest.mark.parametrize("final", [True, False])
-def test_a_row_of_zeros_is_caught_by_values(model: Path, tmp_path: Path, value: float, final: bool) -> None:
+def test_a_row_of_zeros_is_caught_by_values(
+    model: Path, tmp_path: Path, value: float, final: bool
+) -> None:
     captured = capture(model)
     if final:
         captured.final[4][2] = value
@@ -82,7 +102,9 @@ def test_a_row_of_zeros_is_caught_by_values(model: Path, tmp_path: Path, value: 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("stored", ["bfloat16", "float16", "float32"])
-def test_one_value_that_is_not_finite_is_caught_by_values(model: Path, tmp_path: Path, value: float, stored: str) -> None:
+def test_one_value_that_is_not_finite_is_caught_by_values(
+    model: Path, tmp_path: Path, value: float, stored: str
+) -> None:
     captured = capture(model, compute_dtype="float32", stored_dtype=stored)
     captured.hidden[4][2, 0, 17] = value
     message = _refused(write(captured, tmp_path))
@@ -99,7 +121,9 @@ def test_a_constant_row_is_caught_by_values(model: Path, tmp_path: Path) -> None
 def test_a_shard_without_one_usable_receipt_is_refused_by_what_is_wrong_with_it(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One sample of NaN, copied: there is no last state to align, but its values are named and it is never copied again."""
+    """One sample of NaN, copied: there is no last state to align, but its values are named and it
+    is never copied again.
+    """
     captured = capture(model, samples=1)
     captured.hidden[0][:] = captured.final[0][:] = float("nan")
     captured.top[0] = [[token, float("nan")] for token, _ in captured.top[0]]
@@ -114,7 +138,9 @@ def test_a_shard_without_one_usable_receipt_is_refused_by_what_is_wrong_with_it(
     assert not list(_verified(files, tmp_path).iterdir())
 
 
-def test_states_of_two_samples_swapped_at_capture_are_caught_by_alignment(model: Path, tmp_path: Path) -> None:
+def test_states_of_two_samples_swapped_at_capture_are_caught_by_alignment(
+    model: Path, tmp_path: Path
+) -> None:
     """Both end in the same token, and the same token is the likeliest after both."""
     captured = capture(model, samples=40)
     first, second = _same_length(captured)
@@ -122,25 +148,29 @@ def test_states_of_two_samples_swapped_at_capture_are_caught_by_alignment(model:
     for states in (captured.hidden, captured.final):
         states[first], states[second] = states[second], states[first]
     message = _refused(write(captured, tmp_path))
-    assert f"sample {captured.names[first]}: alignment: the last state is not this sample's" in message
+    assert (
+        f"sample {captured.names[first]}: alignment: the last state is not this sample's" in message
+    )
     assert f"sample {captured.names[second]}: alignment" in message
 
 
 def _same_length(captured: Captured) -> tuple[int, int]:
     seen: dict[int, int] = {}
-    probed = {position for position, _ in captured.probes}
+    recaptured = {position for position, _ in captured.recaptures}
     for index, tokens in enumerate(captured.tokens):
-        if index not in probed and len(tokens) in seen:
+        if index not in recaptured and len(tokens) in seen:
             return seen[len(tokens)], index
-        if index not in probed:
+        if index not in recaptured:
             seen[len(tokens)] = index
     raise AssertionError("the fixture has no two samples of one length")
 
 
 @pytest.mark.parametrize("step", [1, -1])
-def test_rows_shifted_by_one_at_capture_are_caught_by_alignment_and_prefix(model: Path, tmp_path: Path, step: int) -> None:
+def test_rows_shifted_by_one_at_capture_are_caught_by_alignment_and_prefix(
+    model: Path, tmp_path: Path, step: int
+) -> None:
     captured = capture(model)
-    position = max(captured.probes, key=lambda probe: probe[1])[0]
+    position = max(captured.recaptures, key=lambda recapture: recapture[1])[0]
     captured.hidden[position] = captured.hidden[position].roll(step, 0)
     captured.final[position] = captured.final[position].roll(step, 0)
     message = _refused(write(captured, tmp_path))
@@ -148,9 +178,11 @@ def test_rows_shifted_by_one_at_capture_are_caught_by_alignment_and_prefix(model
     assert captured.names[position] in message
 
 
-def test_residual_rows_shifted_by_one_at_capture_are_caught_by_prefix(model: Path, tmp_path: Path) -> None:
+def test_residual_rows_shifted_by_one_at_capture_are_caught_by_prefix(
+    model: Path, tmp_path: Path
+) -> None:
     captured = capture(model)
-    position = max(captured.probes, key=lambda probe: probe[1])[0]
+    position = max(captured.recaptures, key=lambda recapture: recapture[1])[0]
     captured.hidden[position] = captured.hidden[position].roll(1, 0)
     message = _refused(write(captured, tmp_path))
     assert _checks(message) == {"prefix"}
@@ -158,7 +190,9 @@ def test_residual_rows_shifted_by_one_at_capture_are_caught_by_prefix(model: Pat
 
 
 def test_a_layer_off_in_the_shard_is_caught_by_prefix(model: Path, tmp_path: Path) -> None:
-    """One layer off in both captures is not seen here: the server's self-test compares with a hook on the layer itself."""
+    """One layer off in both captures is not seen here: the server's self-test compares with a hook
+    on the layer itself.
+    """
     captured = capture(model)
     captured.hidden = [states[:, [0, 2, 2]] for states in captured.hidden]
     message = _refused(write(captured, tmp_path))
@@ -168,13 +202,19 @@ def test_a_layer_off_in_the_shard_is_caught_by_prefix(model: Path, tmp_path: Pat
 
 def test_one_row_of_another_request_is_caught_by_prefix(model: Path, tmp_path: Path) -> None:
     captured = capture(model)
-    position, rows = max(captured.probes, key=lambda probe: probe[1])
+    position, rows = max(captured.recaptures, key=lambda recapture: recapture[1])
     captured.hidden[position][rows - 1, 1] = captured.hidden[(position + 1) % 12][0, 1]
-    assert f"row {rows - 1} of r_4 differs from its recapture" in _refused(write(captured, tmp_path))
+    assert f"row {rows - 1} of r_4 differs from its recapture" in _refused(
+        write(captured, tmp_path)
+    )
 
 
-@pytest.mark.parametrize(("is_really", "labelled"), [("pre_norm", "post_norm"), ("post_norm", "pre_norm")])
-def test_a_norm_that_is_not_the_labelled_one_is_caught_by_alignment(model: Path, tmp_path: Path, is_really: str, labelled: str) -> None:
+@pytest.mark.parametrize(
+    ("is_really", "labelled"), [("pre_norm", "post_norm"), ("post_norm", "pre_norm")]
+)
+def test_a_norm_that_is_not_the_labelled_one_is_caught_by_alignment(
+    model: Path, tmp_path: Path, is_really: str, labelled: str
+) -> None:
     truth, captured = capture(model, final_norm=is_really), capture(model, final_norm=labelled)
     captured.final, captured.again_final = truth.final, truth.again_final
     message = _refused(write(captured, tmp_path))
@@ -188,27 +228,35 @@ def test_a_norm_that_is_not_the_labelled_one_is_caught_by_alignment(model: Path,
 def test_one_flipped_bit_is_caught_by_checksum(model: Path, tmp_path: Path) -> None:
     captured = capture(model)
     files = write(captured, tmp_path)
-    begin, width = shards.read_header(files.shard).states()["hidden_states"]
+    begin, width = layout.read_header(files.shard).states()["hidden_states"]
     _flip(files.shard, begin + sum(map(len, captured.tokens[:4])) * width + 100)
     message = _refused(files)
     assert _checks(message) == {"checksum"}
-    assert f"sample {captured.names[4]}: checksum: the states changed since they were captured" in message
+    assert (
+        f"sample {captured.names[4]}: checksum: the states changed since they were captured"
+        in message
+    )
 
 
-def test_one_flipped_bit_of_a_probe_is_caught_by_checksum(model: Path, tmp_path: Path) -> None:
+def test_one_flipped_bit_of_a_recapture_is_caught_by_checksum(model: Path, tmp_path: Path) -> None:
     files = write(capture(model), tmp_path)
-    _flip(files.probe, shards.read_header(files.probe).states()["final_hidden_state"][0])
+    _flip(files.recaptures, layout.read_header(files.recaptures).states()["final_hidden_state"][0])
     assert _checks(_refused(files)) == {"checksum"}
 
 
 @pytest.mark.parametrize("fault", ["swapped", "shifted"])
-def test_rows_moved_after_capture_are_caught_by_checksum(model: Path, tmp_path: Path, fault: str) -> None:
+def test_rows_moved_after_capture_are_caught_by_checksum(
+    model: Path, tmp_path: Path, fault: str
+) -> None:
     captured = capture(model, samples=40)
     files = write(captured, tmp_path)
     receipts = files.receipts.read_bytes()
     first, second = _same_length(captured)
     if fault == "swapped":
-        captured.hidden[first], captured.hidden[second] = captured.hidden[second], captured.hidden[first]
+        captured.hidden[first], captured.hidden[second] = (
+            captured.hidden[second],
+            captured.hidden[first],
+        )
     else:
         captured.hidden[first] = captured.hidden[first].roll(1, 0)
     write(captured, tmp_path)
@@ -224,17 +272,20 @@ def test_a_file_cut_short_is_refused(model: Path, tmp_path: Path, kept: int) -> 
     files.shard.write_bytes(files.shard.read_bytes()[:kept])
     message = _refused(files)
     assert str(files.shard) in message
-    assert "delete the shard and run again" in message
+    assert f"to capture the shard again: rm -f {files.shard} && snakemake --cores all" in message
 
 
 @pytest.mark.parametrize("tensor", ["input_ids", "loss_mask"])
 def test_one_changed_token_is_caught_by_ids(model: Path, tmp_path: Path, tensor: str) -> None:
     captured = capture(model)
     files = write(captured, tmp_path)
-    probed = {position for position, _ in captured.probes}
-    index = next(index for index in range(12) if index not in probed)
+    recaptured = {position for position, _ in captured.recaptures}
+    index = next(index for index in range(12) if index not in recaptured)
     width = {"input_ids": 4, "loss_mask": 1}[tensor]
-    at = shards.read_header(files.shard).tensors[tensor][2] + sum(map(len, captured.tokens[:index])) * width
+    at = (
+        layout.read_header(files.shard).tensors[tensor][2]
+        + sum(map(len, captured.tokens[:index])) * width
+    )
     _flip(files.shard, at)
     message = _refused(files)
     assert _checks(message) == {"ids"}
@@ -275,12 +326,21 @@ def test_a_receipt_that_disagrees_is_caught_by_the_check_of_that_field(
         (lambda said: said["samples"].pop(), "counts: expected receipts 12, found 11"),
         (lambda said: said.update(capture_key="x"), "counts: expected capture_key"),
         (lambda said: said.update(shard_id="x"), "counts: expected shard_id"),
-        (lambda said: said.update(format_version=2), "expected draftstates.receipts version 1, found draftstates.receipts 2"),
-        (lambda said: said.pop("probes"), "expected a shard's receipts: KeyError: 'probes'"),
-        (lambda said: said.update(samples=[1, 2]), "expected a shard's receipts: TypeError"),
-        (lambda said: said.update(samples={"a": 1}), "expected a shard's receipts: TypeError"),
-        (lambda said: said["probes"][0].update(position=11), "prefix: expected"),
-        (lambda said: said["probes"][1].update(cached_tokens=2), "cached tokens: cached_tokens: expected 0, the receipt says 2"),
+        (
+            lambda said: said.update(format_version=1),
+            "draftstates.receipts version 1, made by an earlier draftstates; expected version 2",
+        ),
+        (
+            lambda said: said.pop("recaptures"),
+            "expected a shard's receipts: recaptures: expected a value",
+        ),
+        (lambda said: said.update(samples=[1, 2]), "samples[0]: expected an object, found 1"),
+        (lambda said: said.update(samples={"a": 1}), "samples: expected a list, found"),
+        (lambda said: said["recaptures"][0].update(position=11), "prefix: expected"),
+        (
+            lambda said: said["recaptures"][1].update(cached_tokens=2),
+            "cached tokens: cached_tokens: expected 0, the receipt has 2",
+        ),
     ],
 )
 def test_receipts_of_something_else_are_refused(
@@ -291,56 +351,86 @@ def test_receipts_of_something_else_are_refused(
     assert expected in _refused(files)
 
 
-def test_fewer_probes_than_the_plan_asks_for_are_refused(model: Path, tmp_path: Path) -> None:
+def test_fewer_recaptures_than_the_plan_asks_for_are_refused(model: Path, tmp_path: Path) -> None:
     files = write(capture(model), tmp_path)
-    files.plan["checks"] = {"probe_fraction": 0.5, "probe_minimum": 3}
-    assert "prefix: 3 samples were captured again, the plan asks for 6" in _refused(files)
-    files.plan["checks"] = {"probe_fraction": 0, "probe_minimum": 1}
-    assert _verify(files)["figures"]["probes"] == 3
+    more = _with_plan(files, checks=PlannedChecks(recapture_fraction=0.5, recapture_minimum=3))
+    assert "prefix: 3 samples were captured again, the plan asks for 6" in _refused(more)
+    fewer = _with_plan(files, checks=PlannedChecks(recapture_fraction=0, recapture_minimum=1))
+    assert _verify(fewer).figures.recaptures == 3
 
 
-def test_a_probe_of_other_ids_is_caught_by_prefix(model: Path, tmp_path: Path) -> None:
+def test_a_recapture_of_other_ids_is_caught_by_prefix(model: Path, tmp_path: Path) -> None:
     captured = capture(model)
     files = write(captured, tmp_path)
-    _flip(files.probe, shards.read_header(files.probe).tensors["input_ids"][2])
-    assert "prefix: probe 0 holds other ids" in _refused(files)
+    _flip(files.recaptures, layout.read_header(files.recaptures).tensors["input_ids"][2])
+    assert "prefix: prefix recapture 0 holds other ids" in _refused(files)
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("final_norm", "pre_norm"), ("key", "x"), ("residual_layers", [2, 4, 6]), ("hidden_size", 32)]
+    "changes",
+    [
+        {"final_norm": "pre_norm"},
+        {"model_digest": "x"},
+        {"residual_layers": (2, 4, 6)},
+        {"hidden_size": 32},
+    ],
 )
-def test_a_shard_of_another_capture_is_refused(model: Path, tmp_path: Path, field: str, value: object) -> None:
+def test_a_shard_of_another_capture_is_refused(model: Path, tmp_path: Path, changes: dict) -> None:
     files = write(capture(model), tmp_path)
-    files.plan["capture"][field] = value
-    assert "header: expected" in _refused(files)
+    other = _with_plan(files, capture=dataclasses.replace(files.plan.capture, **changes))
+    assert "header: expected" in _refused(other)
 
 
 @pytest.mark.parametrize(("field", "value"), [("samples", 11), ("tokens", 5)])
-def test_a_shard_with_other_counts_than_planned_is_refused(model: Path, tmp_path: Path, field: str, value: int) -> None:
+def test_a_shard_with_other_counts_than_planned_is_refused(
+    model: Path, tmp_path: Path, field: str, value: int
+) -> None:
     files = write(capture(model), tmp_path)
-    files.plan["shards"][0][field] = value
-    assert f"counts: expected {value}" in _refused(files)
+    entry = dataclasses.replace(files.plan.shards[0], **{field: value})
+    what = {"samples": "samples", "tokens": "rows"}[field]
+    assert f"counts: expected {what} {value}" in _refused(_with_plan(files, shards=(entry,)))
 
 
-def test_a_shard_that_is_not_planned_is_refused(model: Path, tmp_path: Path) -> None:
-    files = write(capture(model), tmp_path)
-    files.plan["shards"][0]["shard_id"] = "x"
-    assert "is not in the plan" in _refused(files)
+def test_a_shard_that_is_not_planned_is_refused(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = _with_plan(write(capture(model), tmp_path), shards=())
+    with pytest.raises(SystemExit) as end:
+        _command(files, tmp_path, monkeypatch)
+    assert "is not in the plan" in str(end.value.code)
 
 
 # The command.
 
 
 def _verified(files: Files, folder: Path) -> Path:
-    return folder / files.plan["run"] / "verified"
+    return folder / files.plan.capture_folder / "verified"
 
 
 def _command(files: Files, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "plan.json").write_text(json.dumps(files.plan))
-    arguments = ["--plan", folder / "plan.json", "--shard-id", files.shard_id, "--model", files.model, "--shard", files.shard]
-    arguments += ["--probe", files.probe, "--receipts", files.receipts, "--output", _verified(files, folder) / "x.json", "--threads", 2]
+    files.plan.publish(folder / "plan.json")
+    arguments = [
+        "--plan",
+        folder / "plan.json",
+        "--shard-id",
+        files.shard_id,
+        "--model",
+        files.model,
+        "--shard",
+        files.shard,
+    ]
+    arguments += [
+        "--recaptures",
+        files.recaptures,
+        "--receipts",
+        files.receipts,
+        "--output",
+        _verified(files, folder) / "x.json",
+        "--threads",
+        2,
+    ]
     monkeypatch.setattr("sys.argv", ["verify.py", *map(str, arguments)])
-    runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "verify.py"), run_name="__main__")
+    runpy.run_path(str(Path(__file__).parents[3] / "scripts" / "verify.py"), run_name="__main__")
 
 
 def test_the_command_writes_what_it_verified_and_nothing_for_a_bad_shard(
@@ -349,13 +439,17 @@ def test_the_command_writes_what_it_verified_and_nothing_for_a_bad_shard(
     captured = capture(model)
     files = write(captured, tmp_path)
     _command(files, tmp_path, monkeypatch)
-    assert json.loads((_verified(files, tmp_path) / "x.json").read_text())["shard_id"] == files.shard_id
-    _flip(files.shard, shards.read_header(files.shard).states()["hidden_states"][0])
+    assert (
+        json.loads((_verified(files, tmp_path) / "x.json").read_text())["shard_id"]
+        == files.shard_id
+    )
+    _flip(files.shard, layout.read_header(files.shard).states()["hidden_states"][0])
     with pytest.raises(SystemExit) as end:
         _command(files, tmp_path, monkeypatch)
-    message = str(end.value.code)  # a text: Python prints it to stderr and exits with 1
-    assert message.startswith(f"error: {files.shard}: 1 faults in 1 samples:")
-    assert f"Delete {files.shard} and run again" in message
+    # a text: Python prints it to stderr and exits with 1
+    message = str(end.value.code)
+    assert message.startswith(f"error: {files.shard}: 1 fault in 1 sample:")
+    assert f"To capture the shard again: rm -f {files.shard} && snakemake --cores all\n" in message
     assert captured.names[0] in message
     assert "exclude" in message
     assert list(_verified(files, tmp_path).iterdir()) == []
@@ -367,33 +461,57 @@ def test_what_a_faulty_sample_was_copied_from_is_named_and_never_copied_from_aga
     """Else the same rows would come back, however often the shard is deleted."""
     captured = capture(model)
     files = write(captured, tmp_path)
-    faulty, whole = [position for position in range(12) if position not in dict(captured.probes)][:2]
+    faulty, whole = [
+        position for position in range(12) if position not in dict(captured.recaptures)
+    ][:2]
     origins = {faulty: "0" * 32, whole: "1" * 32}
-    files.change_receipts(lambda said: [said["samples"][position].update(copied_from=origin) for position, origin in origins.items()])
+    files.change_receipts(
+        lambda said: [
+            said["samples"][position].update(copied_from=origin)
+            for position, origin in origins.items()
+        ]
+    )
     assert _verify(files)
-    files.change_receipts(lambda said: said["samples"][faulty].update(top=said["samples"][faulty]["top"][:4] + [[1, -1.0]]))
+    files.change_receipts(
+        lambda said: said["samples"][faulty].update(
+            top=said["samples"][faulty]["top"][:4] + [[1, -1.0]]
+        )
+    )
     _verified(files, tmp_path).mkdir(parents=True)
     for origin in origins.values():
         (_verified(files, tmp_path) / f"{origin}.json").write_text("{}")
     with pytest.raises(SystemExit) as end:
         _command(files, tmp_path, monkeypatch)
-    assert f"copied from {origins[faulty]}: nothing is copied from there any more" in str(end.value.code)
+    assert f"copied from {origins[faulty]}: nothing is copied from there any more" in str(
+        end.value.code
+    )
     assert [path.stem for path in _verified(files, tmp_path).iterdir()] == [origins[whole]]
 
 
 def _manifest(files: Files, folder: Path, *listed: str) -> Path:
     path = _verified(files, folder).with_name("manifest.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"shards": [{"shard_id": shard_id} for shard_id in listed]}))
+    manifest_with(listed).publish(path)
     return path
 
 
-@pytest.mark.parametrize(("listed", "stays"), [("itself", False), ("origin", False), ("other", True), ("unreadable", False)])
+@pytest.mark.parametrize(
+    ("listed", "stays"),
+    [("itself", False), ("origin", False), ("other", True), ("unreadable", False)],
+)
 def test_no_manifest_lists_a_refused_shard_or_one_that_its_faulty_samples_were_copied_from(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], listed: str, stays: bool
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    listed: str,
+    stays: bool,
 ) -> None:
     files = write(capture(model), tmp_path)
-    faulty = next(position for position in range(12) if position not in [receipt["position"] for receipt in _said(files)["probes"]])
+    faulty = next(
+        position
+        for position in range(12)
+        if position not in [receipt["position"] for receipt in _said(files)["recaptures"]]
+    )
     names = {"itself": files.shard_id, "origin": "0" * 32, "other": "1" * 32, "unreadable": ""}
     manifest = _manifest(files, tmp_path, names[listed])
     if listed == "unreadable":
@@ -402,13 +520,41 @@ def test_no_manifest_lists_a_refused_shard_or_one_that_its_faulty_samples_were_c
     files.change_receipts(lambda said: said["samples"][faulty].update(copied_from=names["origin"]))
     _command(files, tmp_path, monkeypatch)
     assert manifest.read_bytes() == before, "nothing is refused yet"
-    files.change_receipts(lambda said: said["samples"][faulty].update(top=said["samples"][faulty]["top"][:4] + [[1, -1.0]]))
+    files.change_receipts(
+        lambda said: said["samples"][faulty].update(
+            top=said["samples"][faulty]["top"][:4] + [[1, -1.0]]
+        )
+    )
     with pytest.raises(SystemExit):
         _command(files, tmp_path, monkeypatch)
     assert manifest.exists() == stays
-    lines = [line for line in capsys.readouterr().err.splitlines() if f"{manifest} was taken away" in line]
+    lines = [
+        line for line in capsys.readouterr().err.splitlines() if f"{manifest} was removed" in line
+    ]
     assert len(lines) == (0 if stays else 1)
     assert all(names[listed] in line for line in lines)
+
+
+@pytest.mark.parametrize("part", ["shard", "recaptures", "receipts"])
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: None])
+def test_a_file_that_cannot_be_read_takes_the_shard_out_of_the_manifest_too(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    part: str,
+    damage: Callable[[bytes], bytes | None],
+) -> None:
+    """Readers take the shards in a manifest for verified."""
+    files = write(capture(model), tmp_path)
+    manifest, path = _manifest(files, tmp_path, files.shard_id), getattr(files, part)
+    data = damage(path.read_bytes())
+    path.unlink()
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(SystemExit) as end:
+        _command(files, tmp_path, monkeypatch)
+    assert f"to capture the shard again: rm -f {path} && snakemake" in str(end.value.code)
+    assert not manifest.exists()
 
 
 def _said(files: Files) -> dict[str, Any]:
@@ -419,9 +565,7 @@ def test_figures_do_not_depend_on_the_number_of_threads(model: Path, tmp_path: P
     files = write(capture(model), tmp_path)
     before = torch.get_num_threads()
     both = _verify(files)
-    alone = verify_shard(
-        files.shard_id, plan=files.plan, model=files.model, shard=files.shard, probe=files.probe, receipts=files.receipts, threads=1
-    )
+    alone = verify(files)
     torch.set_num_threads(before)
-    assert both["samples"] == alone["samples"]
-    assert both["checksum"] == alone["checksum"]
+    assert both.samples == alone.samples
+    assert both.checksum == alone.checksum

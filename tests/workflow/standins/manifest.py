@@ -1,19 +1,31 @@
 """Stands in for `scripts/manifest.py`: the names of the shards and the plan's accounting."""
 
 import argparse
-import json
 from pathlib import Path
 
+from draftstates.records import Engine, Figures, Manifest, ManifestShard, ManifestTotals, Plan
+
 parser = argparse.ArgumentParser()
-for name in ("plan", "run-dir", "output", "samples"):
+for name in ("plan", "capture-folder", "output", "samples"):
     parser.add_argument(f"--{name}", type=Path, required=True)
 arguments = parser.parse_args()
-plan = json.loads(arguments.plan.read_text())
-shards = [shard["shard_id"] for shard in plan["shards"]]
-assert all((arguments.run_dir / "verified" / f"{shard}.json").exists() for shard in shards)
-accounting = plan["accounting"]
-totals = {**accounting["totals"], "bytes": sum(shard["bytes"] for shard in plan["shards"])}
-arguments.output.write_text(
-    json.dumps({"shards": [{"shard_id": shard} for shard in shards], "sources": accounting["sources"], "totals": totals})
-)
+plan = Plan.read(arguments.plan)
+verified = arguments.capture_folder / "verified"
+assert all((verified / f"{shard.shard_id}.json").exists() for shard in plan.shards)
+Manifest(
+    capture=plan.capture,
+    engine=Engine(name="none", version="0"),
+    totals=ManifestTotals(
+        **vars(plan.accounting.totals), bytes=sum(shard.bytes for shard in plan.shards)
+    ),
+    sources=plan.accounting.sources,
+    checks=Figures(
+        recaptures=0, recaptured_tokens=0, alignment_share_of_limit=0.0, prefix_distance=0.0
+    ),
+    images=plan.images,
+    shards=tuple(
+        ManifestShard(**vars(shard), path=f"shards/{shard.shard_id}", checksum="0" * 32)
+        for shard in plan.shards
+    ),
+).publish(arguments.output)
 arguments.samples.write_text("")

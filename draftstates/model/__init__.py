@@ -1,0 +1,1 @@
+"""The target model's folder on the disk."""

@@ -1,0 +1,235 @@
+"""Every path of the results tree.
+
+A path can also be a pattern of Snakemake: `Results(root).capture("{capture}").shard("{shard_id}")`.
+"""
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+SHARD_SUFFIX = ".safetensors"
+RECAPTURES_SUFFIX = ".recaptures.safetensors"
+RECEIPTS_SUFFIX = ".receipts.json"
+
+
+def recaptures_of(shard: Path) -> Path:
+    """Return the file of a shard's prefix recaptures."""
+    return shard.with_suffix(RECAPTURES_SUFFIX)
+
+
+def receipts_of(shard: Path) -> Path:
+    """Return the file of a shard's receipts."""
+    return shard.with_suffix(RECEIPTS_SUFFIX)
+
+
+@dataclasses.dataclass(frozen=True)
+class Capture:
+    """A capture folder, `results/<model>-<first 8 digits of the capture key>/`."""
+
+    folder: Path
+
+    @classmethod
+    def of_shard(cls, shard: Path) -> "Capture":
+        """Return the capture folder that a shard lies in."""
+        return cls(shard.parent.parent)
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def shards(self) -> Path:
+        return self.folder / "shards"
+
+    def shard(self, shard_id: str) -> Path:
+        return self.shards / f"{shard_id}{SHARD_SUFFIX}"
+
+    def recaptures(self, shard_id: str) -> Path:
+        return recaptures_of(self.shard(shard_id))
+
+    def receipts(self, shard_id: str) -> Path:
+        return receipts_of(self.shard(shard_id))
+
+    def verified(self, shard_id: str) -> Path:
+        """Return the file that says what verification found of a shard."""
+        return self.verified_folder / f"{shard_id}.json"
+
+    @property
+    def verified_folder(self) -> Path:
+        return self.folder / "verified"
+
+    @property
+    def building(self) -> Path:
+        """The folder of unfinished shards."""
+        return self.shards / ".building"
+
+    @property
+    def server(self) -> Path:
+        """The server's attestation, as the rule `server` publishes it."""
+        return self.folder / "server.json"
+
+    @property
+    def manifest(self) -> Path:
+        return self.folder / "manifest.json"
+
+    @property
+    def samples(self) -> Path:
+        return samples_of(self.manifest)
+
+    def export(self, trainer: str) -> Path:
+        """Return the summary of an export; the trainer's files lie beside it."""
+        return self.folder / "exports" / trainer / "export.json"
+
+    def shard_ids(self) -> set[str]:
+        """Return the ids of the shards whose states are on the disk."""
+        return {
+            path.stem
+            for path in self.shards.glob(f"*{SHARD_SUFFIX}")
+            if not path.name.endswith(RECAPTURES_SUFFIX)
+        }
+
+    def whole_shard_ids(self) -> set[str]:
+        """Return the ids of the shards that are on the disk with recaptures and receipts."""
+        names = set(os.listdir(self.shards)) if self.shards.is_dir() else set()
+        return {
+            shard_id
+            for shard_id in (name.removesuffix(SHARD_SUFFIX) for name in names)
+            if names.issuperset(
+                path(shard_id).name for path in (self.shard, self.recaptures, self.receipts)
+            )
+        }
+
+    def begun_shard_ids(self) -> set[str]:
+        """Return the ids of the shards that have at least one file on the disk."""
+        suffixes = (RECAPTURES_SUFFIX, RECEIPTS_SUFFIX, SHARD_SUFFIX)
+        return {
+            path.name.split(".")[0]
+            for path in self.shards.iterdir()
+            if path.name.endswith(suffixes)
+        }
+
+    def verified_ids(self) -> set[str]:
+        """Return the ids of the shards that have passed verification."""
+        return {path.stem for path in self.verified_folder.glob("*.json")}
+
+
+def samples_of(manifest: Path) -> Path:
+    """Return the table of samples that belongs to a manifest."""
+    return manifest.with_name("samples.parquet")
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """The results folder, `results` of the configuration."""
+
+    root: Path
+
+    @classmethod
+    def of_plan(cls, plan: Path) -> "Results":
+        """Return the results folder that a plan lies in."""
+        return cls(plan.parent)
+
+    @property
+    def plan(self) -> Path:
+        return self.root / "plan.json"
+
+    @property
+    def tokens_folder(self) -> Path:
+        return self.root / "tokens"
+
+    def tokens(self, source: str) -> Path:
+        """Return the file of a source's samples."""
+        return self.tokens_folder / f"{source}.parquet"
+
+    def accounting(self, source: str) -> Path:
+        """Return the file that accounts for every row of a source."""
+        return self.tokens_folder / f"{source}.json"
+
+    @property
+    def shard_tokens_folder(self) -> Path:
+        return self.tokens_folder / "shards"
+
+    def shard_tokens(self, shard_id: str) -> Path:
+        """Return the file of a planned shard's tokens."""
+        return self.shard_tokens_folder / f"{shard_id}.parquet"
+
+    def config(self, digest: str) -> Path:
+        """Return the file of a resolved configuration."""
+        return self.root / "config" / f"{digest}.yaml"
+
+    @property
+    def server_state(self) -> Path:
+        """The folder where the clients and the supervisor of a server agree."""
+        return self.root / ".server"
+
+    @property
+    def attestation(self) -> Path:
+        """What the last self-test of a server found."""
+        return self.server_state / "attestation.json"
+
+    @property
+    def server_log(self) -> Path:
+        return self.server_state / "server.log"
+
+    @property
+    def containers(self) -> Path:
+        """The scratch folder of containers."""
+        return self.root / ".containers"
+
+    @property
+    def lock(self) -> Path:
+        """The file that a run locks as long as it lasts."""
+        return self.root / ".run.lock"
+
+    def log(self, *parts: str) -> Path:
+        """Return the log of a rule: `log("plan")`, `log("{capture}", "extract", "{shard_id}")`."""
+        return self.root.joinpath("logs", *parts[:-1], f"{parts[-1]}.log")
+
+    def extract_log(self, capture: str, shard_id: str) -> Path:
+        return self.log(capture, "extract", shard_id)
+
+    def benchmark(self, *parts: str) -> Path:
+        """Return the benchmark of a rule; its parts are those of `log`."""
+        return self.root.joinpath("benchmarks", *parts[:-1], f"{parts[-1]}.tsv")
+
+    @property
+    def statistics_page(self) -> Path:
+        return self.root / "report" / "statistics.html"
+
+    @property
+    def statistics_numbers(self) -> Path:
+        return self.root / "report" / "statistics.json"
+
+    @property
+    def samples_page(self) -> Path:
+        return self.root / "report" / "samples.html"
+
+    def vocabulary(self, key: str) -> Path:
+        """Return the folder of a drafter's vocabulary."""
+        return self.root / "vocabulary" / key
+
+    def selftest(self, host: str) -> Path:
+        """Return the folder where the self-test of a server on this host captures."""
+        return self.root / ".selftest" / host
+
+    def capture(self, name: str) -> Capture:
+        return Capture(self.root / name)
+
+    def captures(self) -> list[Capture]:
+        """Return the capture folders that have shards, in the order of their names."""
+        return [
+            Capture(shards.parent)
+            for shards in sorted(self.root.glob("*/shards"))
+            if shards != self.shard_tokens_folder
+        ]
+
+    def made_by_rules(self) -> Iterator[Path]:
+        """Give the files on the disk that rules make or read, logs and benchmarks apart."""
+        for pattern in (
+            *("plan.json", "tokens/*.parquet", "tokens/*.json"),
+            *("*/server.json", "*/shards/[!.]*", "*/verified/*.json"),
+            *("*/manifest.json", "*/samples.parquet", "*/exports/*/export.json"),
+            *("report/*.html", "report/*.json"),
+        ):
+            yield from sorted(self.root.glob(pattern))

@@ -1,0 +1,1 @@
+"""The plan: from the tokens of sources to shards."""

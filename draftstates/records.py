@@ -1,0 +1,420 @@
+"""Records that travel between the stages, and the documents that they lie in: the plan, a shard's
+receipts, the findings of verification, the manifest.
+
+Jobs that read them start by the thousand, so this module imports neither numpy nor torch.
+"""
+
+import dataclasses
+import shlex
+import sys
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import PlainSerializer, WrapValidator
+
+from draftstates.documents import Document, InvalidField, Items, Record
+from draftstates.errors import UserError, capture_again
+from draftstates.files import first_difference, sync_folder
+from draftstates.paths import Capture
+from draftstates.spec import CaptureSpec
+
+# step to file names of container images, None for the host
+Images = dict[str, Items[str | None]]
+_PLAN_AGAIN = "run: snakemake --cores all --forcerun plan"
+
+
+def _check_key(document: Any, read: Callable[[Any], CaptureSpec]) -> CaptureSpec:
+    spec = read(document)
+    if (found := document.get("key")) != spec.key:
+        raise InvalidField(f"expected {spec.key}, the key of the fields, found {found}", "key")
+    return spec
+
+
+# the spec's fields and their key
+_Capture = Annotated[CaptureSpec, WrapValidator(_check_key), PlainSerializer(CaptureSpec.document)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SourceAccount(Record):
+    """Rows of a source, or of all sources, and what became of them.
+
+    Attributes:
+        rows_in: rows that were read.
+        kept: rows that gave at least one sample.
+        samples: samples of the kept rows.
+        skipped: skipped rows by reason.
+        failed: failed rows by reason.
+    """
+
+    rows_in: int
+    kept: int
+    samples: int
+    skipped: dict[str, int]
+    failed: dict[str, int]
+    tokens: int
+    supervised_tokens: int
+
+    def check(self, name: str) -> None:
+        """Hold the account to promise 1.
+
+        Args:
+            name: whose account it is, for the message.
+
+        Raises:
+            UserError: rows in are not kept + skipped + failed.
+        """
+        skipped, failed = sum(self.skipped.values()), sum(self.failed.values())
+        if self.rows_in != self.kept + skipped + failed:
+            raise UserError(
+                f"{name}: unexplained rows: {self.rows_in:,} in, but {self.kept:,} kept +"
+                f" {skipped:,} skipped + {failed:,} failed"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Accounting(Record):
+    """Accounts of each source by its name, and of all sources together."""
+
+    sources: dict[str, SourceAccount]
+    totals: SourceAccount
+
+    def check(self) -> None:
+        """Hold every account to promise 1.
+
+        Raises:
+            UserError: an account does not close, or the sources do not add up to the totals.
+        """
+        for name, account in self.sources.items():
+            account.check(f"source {name}")
+        self.totals.check("all sources")
+        for field in ("samples", "tokens", "supervised_tokens"):
+            counted = getattr(self.totals, field)
+            in_sources = sum(getattr(account, field) for account in self.sources.values())
+            if in_sources != counted:
+                raise UserError(
+                    f"unexplained rows: {counted:,} {field} in all, the sources have"
+                    f" {in_sources:,}; {_PLAN_AGAIN}"
+                )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlannedShard(Record):
+    """A shard that the plan asks for; `bytes` is the size of its file without the header."""
+
+    shard_id: str
+    source: str
+    samples: int
+    tokens: int
+    supervised_tokens: int
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlannedChecks(Record):
+    """The configuration's `checks`: how many samples of a shard are captured again as a prefix.
+
+    Attributes:
+        recapture_fraction: share of the captured samples.
+        recapture_minimum: least number of samples of a shard.
+    """
+
+    recapture_fraction: float
+    recapture_minimum: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan(Document):
+    """The shards to capture, and what became of every row.
+
+    Attributes:
+        capture_folder: name of the folder below the results.
+        images: images of the steps up to the plan.
+        bytes_needed: bytes of the shards that were missing when the plan was made.
+        bytes_present: bytes of the shards that were already captured then.
+        disk_free: free bytes of the disk then.
+    """
+
+    FORMAT = "draftstates.plan"
+    WHAT = "a plan"
+    SEALED = True
+
+    capture_folder: str
+    capture: _Capture
+    checks: PlannedChecks
+    shards: Items[PlannedShard]
+    accounting: Accounting
+    images: Images
+    bytes_needed: int
+    bytes_present: int
+    disk_free: int
+
+    @classmethod
+    def remedy(cls, path: Path) -> str:
+        return _PLAN_AGAIN
+
+    def shard(self, shard_id: str) -> PlannedShard:
+        """Return the entry of a shard.
+
+        Raises:
+            UserError: the plan has no such shard.
+        """
+        for entry in self.shards:
+            if entry.shard_id == shard_id:
+                return entry
+        raise UserError(f"shard {shard_id} is not in the plan: run snakemake --cores all")
+
+    def check_capture_folder(self, folder: Path) -> None:
+        """Hold the capture folder that a command writes to, to the plan.
+
+        Raises:
+            UserError: the folder is another one, as where another configuration was planned in
+                the same results folder meanwhile.
+        """
+        if folder.absolute().name != self.capture_folder:
+            raise UserError(
+                f"{folder}: expected the plan's capture folder, {self.capture_folder}: another"
+                " plan has replaced the plan; run snakemake --cores all"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Engine(Record):
+    """The engine that captured; `version` names several, separated by ", ", for copied rows."""
+
+    name: str
+    version: str
+
+    @property
+    def versions(self) -> set[str]:
+        return set(self.version.split(", "))
+
+    @classmethod
+    def of(cls, engines: Iterable["Engine"]) -> "Engine":
+        """Return several engines as one record."""
+        engines = list(engines)
+        names = sorted({engine.name for engine in engines})
+        versions = sorted(set().union(*(engine.versions for engine in engines)))
+        return cls(name=", ".join(names), version=", ".join(versions))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReceiptEntry(Record):
+    """The server's receipt of one sample or prefix recapture, at its place in the file.
+
+    Attributes:
+        rows: rows that were computed and written.
+        chunks: prefill chunks that the rows came in.
+        ids_hash: hash of the ids that the model read.
+        checksum: checksum of the rows at capture.
+        prompt_tokens: tokens that the server counted; of a sample only.
+        top: the most likely next tokens, [token id, log probability] each; of a sample only.
+        attempts: requests that were needed; of a sample only.
+        copied_from: shard that the rows were copied from.
+        position: position of the recaptured sample in the shard; of a prefix recapture only.
+    """
+
+    sample_id: str
+    first_row: int
+    rows: int
+    chunks: int
+    cached_tokens: int
+    ids_hash: str
+    checksum: str
+    prompt_tokens: int | None = None
+    top: list | None = None
+    attempts: int | None = None
+    copied_from: str | None = None
+    position: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Receipts(Document):
+    """The receipts of a shard's samples and of its prefix recaptures, in the order of the files."""
+
+    FORMAT = "draftstates.receipts"
+    WHAT = "a shard's receipts"
+
+    shard_id: str
+    capture_key: str
+    engine: Engine
+    images: Images
+    samples: Items[ReceiptEntry]
+    recaptures: Items[ReceiptEntry]
+
+    @classmethod
+    def remedy(cls, path: Path) -> str:
+        return capture_again(path)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VerifiedSamples(Record):
+    """The samples of a verified shard, a column each: a manifest has a million of them."""
+
+    sample_id: Items[str]
+    tokens: Items[int]
+    supervised_tokens: Items[int]
+    checksum: Items[str]
+
+    def __post_init__(self) -> None:
+        lengths = {name: len(column) for name, column in vars(self).items()}
+        if len(set(lengths.values())) > 1:
+            raise InvalidField(f"expected columns of one length, found {lengths}")
+
+    def __len__(self) -> int:
+        return len(self.sample_id)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Figures(Record):
+    """The extent of the checks that passed, and the largest disagreements that they found.
+
+    Attributes:
+        alignment_share_of_limit: disagreement of log probabilities as a share of the limit.
+        prefix_distance: median relative distance of a prefix recapture.
+    """
+
+    recaptures: int
+    recaptured_tokens: int
+    alignment_share_of_limit: float
+    prefix_distance: float
+
+    @classmethod
+    def of(cls, figures: Iterable["Figures"]) -> "Figures":
+        """Return the figures of several shards together."""
+        figures = list(figures)
+        return cls(
+            recaptures=sum(each.recaptures for each in figures),
+            recaptured_tokens=sum(each.recaptured_tokens for each in figures),
+            alignment_share_of_limit=max(each.alignment_share_of_limit for each in figures),
+            prefix_distance=max(each.prefix_distance for each in figures),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verified(Document):
+    """The findings of verification in one shard that passed every check."""
+
+    FORMAT = "draftstates.verified"
+    WHAT = "the findings of verification"
+    SEALED = True
+
+    shard_id: str
+    capture_key: str
+    engine: Engine
+    images: Images
+    bytes: int
+    checksum: str
+    samples: VerifiedSamples
+    figures: Figures
+
+    @classmethod
+    def remedy(cls, path: Path) -> str:
+        return f"to verify the shard: rm -f {shlex.quote(str(path))} && snakemake --cores all"
+
+    def check(self, path: Path, *, planned: PlannedShard, capture_key: str) -> None:
+        """Hold the findings to the plan.
+
+        Args:
+            path: file that they were read from.
+
+        Raises:
+            UserError: they are of another shard, capture or number of samples or tokens.
+        """
+        expected = {"capture_key": capture_key} | {
+            name: getattr(planned, name)
+            for name in ("shard_id", "samples", "tokens", "supervised_tokens")
+        }
+        found = {
+            "capture_key": self.capture_key,
+            "shard_id": self.shard_id,
+            "samples": len(self.samples),
+            "tokens": sum(self.samples.tokens),
+            "supervised_tokens": sum(self.samples.supervised_tokens),
+        }
+        if difference := first_difference(expected, found):
+            raise UserError(f"{path}: {difference}; {self.remedy(path)}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ManifestShard(PlannedShard):
+    """A shard that a manifest lists: its path from the manifest, its file's bytes and checksum."""
+
+    path: str
+    checksum: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ManifestTotals(SourceAccount):
+    """The account of all sources, and the bytes of the shard files."""
+
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Manifest(Document):
+    """The verified shards of a capture and the accounts of every row.
+
+    Attributes:
+        storage: of compact shards, how they are stored.
+    """
+
+    FORMAT = "draftstates.manifest"
+    WHAT = "a manifest"
+
+    capture: _Capture
+    engine: Engine
+    totals: ManifestTotals
+    sources: dict[str, SourceAccount]
+    checks: Figures
+    images: Images
+    shards: Items[ManifestShard]
+    storage: dict | None = None
+
+    @classmethod
+    def remedy(cls, path: Path) -> str:
+        return f"to write it again: rm -f {shlex.quote(str(path))} && snakemake --cores all"
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> Self:
+        capture = document.get("capture")
+        if not isinstance(capture, dict):
+            raise InvalidField(f"expected an object, found {capture!r}", "capture")
+        engine = {"name": capture.get("engine"), "version": capture.get("engine_version")}
+        return super().from_document({**document, "engine": engine})
+
+    def document(self) -> dict[str, Any]:
+        content = super().document()
+        engine = content.pop("engine")
+        content["capture"] |= {
+            "revision": self.capture.model_digest,
+            "dtype": self.capture.stored_dtype,
+            "engine": engine["name"],
+            "engine_version": engine["version"],
+        }
+        return content
+
+
+def withdraw_manifest(capture_folder: Path, shard_ids: Collection[str], reason: str) -> None:
+    """Remove a capture folder's manifest if it lists one of these shards, or cannot be read.
+
+    Readers take the shards in a manifest for verified.
+
+    Args:
+        reason: the change of the shards, for the log, such as "verification has refused".
+    """
+    path = Capture(capture_folder).manifest
+    if not path.exists():
+        return
+    try:
+        listed = {shard.shard_id for shard in Manifest.read(path).shards} & set(shard_ids)
+        why = f"it lists shard {', '.join(sorted(listed))}, which {reason}"
+    except UserError as error:
+        listed, why = set(shard_ids), f"it cannot be read ({error})"
+    if listed:
+        path.unlink(missing_ok=True)
+        sync_folder(capture_folder)
+        print(
+            f"{path} was removed: {why}; it is written when all shards are verified",
+            file=sys.stderr,
+        )

@@ -1,0 +1,1 @@
+"""Reports for people: pages, statistics, status, and the removal of unused shards."""

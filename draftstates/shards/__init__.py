@@ -1,0 +1,1 @@
+"""The shard format: layout, readers, manifest, dataset, compact form."""

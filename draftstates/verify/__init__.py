@@ -1,0 +1,1 @@
+"""Verification: the checks that a shard must pass before a manifest may list it."""
