@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from draftstates.server.address import Address
+from draftstates.server.processes import OWNER_VARIABLE, Process
 from draftstates.server.settings import ServerSettings
 
 FILES = Path(__file__).parent / "lease"
@@ -88,6 +90,29 @@ class Playground:
             process_group=0,
         )
 
+    def client(
+        self,
+        settings: ServerSettings,
+        *,
+        owner: subprocess.Popen | None = None,
+        stdout: int | None = None,
+    ) -> subprocess.Popen:
+        """Start a process that holds a lease for ten minutes.
+
+        Args:
+            owner: the process whose end ends the server; None for the one that the environment
+                names.
+        """
+        (self.folder / "settings.json").write_text(settings.to_json())
+        owned = {OWNER_VARIABLE: str(Process.of(owner.pid))} if owner else {}
+        return subprocess.Popen(
+            [sys.executable, str(FILES / "shard.py"), "out.txt", "--seconds=600", "--fail=none"],
+            cwd=self.folder,
+            env={**self.environment(), **owned},
+            stdout=stdout,
+            text=True,
+        )
+
     def starts(self) -> list[int]:
         """Return the pids of the servers started so far."""
         with contextlib.suppress(FileNotFoundError):
@@ -145,10 +170,36 @@ def find(playground: Playground, *words: str) -> list[int]:
     ]
 
 
+def announced(play: Playground, *, within: float = 20) -> None:
+    """Wait until a server on this machine has an address for clients."""
+    eventually(
+        lambda: (play.folder / "state/address.json").exists(),
+        within=within,
+        what="the server is announced",
+    )
+
+
+def leased(play: Playground, count: int, *, within: float = 20) -> None:
+    """Wait until `count` jobs of Snakemake have said that they have a server."""
+
+    def look() -> bool:
+        logs = [path.read_text() for path in play.folder.glob("logs/*.log")]
+        return sum("leased" in log for log in logs) >= count
+
+    eventually(look, within=within, what=f"{count} jobs have a server")
+
+
 def ended(play: Playground, *, within: float = 10) -> None:
+    """Wait until no process of the playground is left."""
     eventually(lambda: not play.survivors(), within=within, what="everything has ended")
 
 
+def asked(address: Address) -> dict[str, Any]:
+    """Return what a leased stub server says of itself."""
+    return json.loads(ask(address.url, address.api_key))
+
+
 def ask(url: str, key: str | None) -> str:
+    """Return the answer of a stub server as text."""
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"})
     return urllib.request.urlopen(request, timeout=5).read().decode()

@@ -1,6 +1,5 @@
 """The lease on server jobs, without Snakemake: assignment, replacement and end of servers."""
 
-import json
 import os
 import signal
 import subprocess
@@ -9,15 +8,10 @@ import time
 
 import pytest
 from cluster_harness import HEARTBEAT_SECONDS, SBATCH, Cluster
-from lease_harness import FILES, ask, eventually
+from lease_harness import asked, eventually
 
 from draftstates.errors import UserError
-from draftstates.server.address import Address
 from draftstates.server.lease import lease
-
-
-def pid_at(address: Address) -> int:
-    return json.loads(ask(address.url, address.api_key))["pid"]
 
 
 def with_time_limit(minutes: int) -> list[str]:
@@ -31,15 +25,15 @@ def test_before_its_time_limit_a_server_takes_no_more_work_and_another_takes_ove
 ) -> None:
     settings = cluster.settings(sbatch=with_time_limit(1), slurm={"drain_seconds": 45.0})
     with lease(settings) as old:
-        first = pid_at(old)
+        first = asked(old)["pid"]
 
         def moved() -> bool:
             with lease(settings) as address:
-                return pid_at(address) != first
+                return asked(address)["pid"] != first
 
         eventually(moved, within=40, what="a new server has taken over")
         # The old server may finish the requests that it has begun.
-        assert pid_at(old) == first
+        assert asked(old)["pid"] == first
         assert len(cluster.jobs("gpu")) == 2
     eventually(
         lambda: len(cluster.jobs("gpu")) == 1,
@@ -64,13 +58,13 @@ def test_a_time_limit_that_leaves_no_time_for_work_is_named(cluster: Cluster) ->
 def test_idle_servers_end_but_not_before_as_long_as_their_start_took(cluster: Cluster) -> None:
     settings = cluster.settings("--delay", "5", idle_seconds=0.5)
     with lease(settings) as address:
-        first = pid_at(address)
+        first = asked(address)["pid"]
     time.sleep(3.0)
     with lease(settings) as address:
-        assert pid_at(address) == first
+        assert asked(address)["pid"] == first
     eventually(lambda: not cluster.jobs(), within=15, what="the idle server has ended")
     with lease(settings) as address:
-        assert pid_at(address) != first
+        assert asked(address)["pid"] != first
 
 
 def test_a_server_that_cannot_start_is_told_with_its_last_lines_and_without_its_key(
@@ -120,7 +114,7 @@ def test_a_server_that_dies_under_a_lease_is_in_the_error(cluster: Cluster) -> N
         ),
         lease(cluster.settings()) as address,
     ):
-        os.kill(pid_at(address), signal.SIGKILL)
+        os.kill(asked(address)["pid"], signal.SIGKILL)
         raise ConnectionError("refused")
 
 
@@ -138,28 +132,13 @@ def test_an_interface_that_a_node_does_not_have_is_named(cluster: Cluster) -> No
 def test_a_client_killed_without_a_word_counts_no_longer(cluster: Cluster) -> None:
     settings = cluster.settings(replicas=2)
     with lease(settings) as kept:
-        (cluster.play.folder / "settings.json").write_text(settings.to_json())
-        command = [
-            sys.executable,
-            str(FILES / "shard.py"),
-            "out.txt",
-            "--seconds",
-            "600",
-            "--fail",
-            "none",
-        ]
-        client = subprocess.Popen(
-            command, cwd=cluster.play.folder, stdout=subprocess.PIPE, text=True
-        )
+        client = cluster.play.client(settings, stdout=subprocess.PIPE)
         assert client.stdout is not None
         assert client.stdout.readline().startswith("leased")
         client.kill()
         client.wait()
-        with (
-            lease(settings) as other,
-            lease(settings),
-            # One lease on each server beside the dead client's.
-        ):
+        # One lease on each server beside the dead client's.
+        with lease(settings), lease(settings):
             pass
         eventually(
             lambda: f"process {client.pid}" in cluster.log(),

@@ -11,19 +11,7 @@ from collections import Counter
 
 import pytest
 from cluster_harness import HEARTBEAT_SECONDS, Cluster
-from lease_harness import eventually, find
-
-
-def leased(cluster: Cluster, count: int) -> None:
-    """Wait until `count` jobs have said that they have a server."""
-
-    def look() -> bool:
-        return (
-            sum("leased" in path.read_text() for path in cluster.play.folder.glob("logs/*.log"))
-            >= count
-        )
-
-    eventually(look, within=300, what=f"{count} jobs have a server; {cluster.play.said()}")
+from lease_harness import ended, eventually, find, leased
 
 
 def test_two_server_jobs_share_the_shards_and_both_are_cancelled_at_the_end(
@@ -31,7 +19,7 @@ def test_two_server_jobs_share_the_shards_and_both_are_cancelled_at_the_end(
 ) -> None:
     settings = cluster.settings("--delay", "1", replicas=2)
     run = cluster.snakemake(settings, shards=4, seconds=3.0)
-    leased(cluster, 2)
+    leased(cluster.play, 2, within=300)
     assert len(cluster.jobs("gpu")) == 2
     (folder,) = cluster.play.folder.glob("state/run-*")
     private = [
@@ -62,7 +50,7 @@ def test_a_cancelled_server_moves_its_work_to_the_other_and_is_started_again_alo
 ) -> None:
     settings = cluster.settings(replicas=2)
     run = cluster.snakemake(settings, "--retries", "2", shards=4, seconds=6.0)
-    leased(cluster, 2)
+    leased(cluster.play, 2, within=300)
     first, second = sorted(cluster.jobs("gpu"), key=int)
     subprocess.run(["scancel", first], check=True)
     assert run.wait() == 0, cluster.play.said() + cluster.log()
@@ -75,7 +63,7 @@ def test_the_only_server_cancelled_in_the_middle_is_started_again_for_the_retrie
     cluster: Cluster,
 ) -> None:
     run = cluster.snakemake(cluster.settings(), "--retries", "2", shards=2, seconds=6.0)
-    leased(cluster, 2)
+    leased(cluster.play, 2, within=300)
     subprocess.run(["scancel", *cluster.jobs("gpu")], check=True)
     assert run.wait() == 0, cluster.play.said() + cluster.log()
     assert len(cluster.play.starts()) == 2
@@ -83,7 +71,7 @@ def test_the_only_server_cancelled_in_the_middle_is_started_again_for_the_retrie
 
 def test_a_cancelled_client_costs_its_own_shard_alone(cluster: Cluster) -> None:
     run = cluster.snakemake(cluster.settings(), "--retries", "1", shards=3, seconds=6.0)
-    leased(cluster, 3)
+    leased(cluster.play, 3, within=300)
     subprocess.run(["scancel", min(cluster.jobs("cpu"), key=int)], check=True)
     assert run.wait() == 0, cluster.play.said()
     assert len(cluster.play.starts()) == 1
@@ -95,7 +83,7 @@ def test_no_job_is_left_after_snakemake_is_killed(
     cluster: Cluster, also_the_supervisor: bool
 ) -> None:
     run = cluster.snakemake(cluster.settings("--helpers", "1"), shards=2, seconds=600.0)
-    leased(cluster, 2)
+    leased(cluster.play, 2, within=300)
     assert len(cluster.jobs()) == 3
     # This looks as if the machine of both processes had died.
     if also_the_supervisor:
@@ -103,16 +91,12 @@ def test_no_job_is_left_after_snakemake_is_killed(
     run.kill()
     run.wait()
     eventually(lambda: not cluster.jobs(), within=HEARTBEAT_SECONDS + 10, what="no job is left")
-    eventually(
-        lambda: not cluster.play.survivors(),
-        within=5,
-        what=f"no process is left of {cluster.play.survivors()}",
-    )
+    ended(cluster.play, within=5)
 
 
 def test_no_job_is_left_after_an_interrupt(cluster: Cluster) -> None:
     run = cluster.snakemake(cluster.settings(), shards=2, seconds=600.0)
-    leased(cluster, 2)
+    leased(cluster.play, 2, within=300)
     os.killpg(run.pid, signal.SIGINT)
     run.wait(timeout=30)
     eventually(lambda: not cluster.jobs(), within=15, what="no job is left")

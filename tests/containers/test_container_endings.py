@@ -6,16 +6,14 @@ Whatever is killed, no process, mount or loop device of it is left.
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from container_harness import traces
-from lease_harness import FILES, Playground, ask, eventually, find
+from lease_harness import FILES, Playground, announced, asked, eventually, find
 
 from draftstates.server.lease import lease
-from draftstates.server.processes import OWNER_VARIABLE, Process
 from draftstates.server.settings import ServerSettings
 
 
@@ -50,7 +48,7 @@ def test_a_server_in_an_image_serves_and_ends_when_idle(
 ) -> None:
     settings = contained(play, images["sglang"], "--helpers", "2")
     with lease(settings) as address:
-        assert "pid" in ask(address.url, address.api_key)
+        assert "pid" in asked(address)
         assert [line for line in traces(images["sglang"].name) if "runtime parent" in line], (
             "it runs in no container"
         )
@@ -88,11 +86,7 @@ def test_nothing_is_left_when_snakemake_ends(
     run = play.snakemake(
         contained(play, images["sglang"], "--helpers", "1"), "--cores", "2", shards=2, seconds=600.0
     )
-    eventually(
-        lambda: (play.folder / "state/address.json").exists(),
-        within=300,
-        what=f"the server is announced; {play.said()}",
-    )
+    announced(play, within=300)
     assert [line for line in traces(images["sglang"].name) if "runtime parent" in line]
     run.kill() if number == signal.SIGKILL else os.killpg(run.pid, number)
     run.wait(timeout=30)
@@ -107,28 +101,10 @@ def test_nothing_is_left_of_a_container(
 ) -> None:
     """The server and its helpers ignore TERM."""
     settings = contained(play, images["sglang"], "--helpers", "2", "--stubborn")
-    (play.folder / "settings.json").write_text(settings.to_json())
     owner = subprocess.Popen(["sleep", "600"])
-    command = [
-        sys.executable,
-        str(FILES / "shard.py"),
-        "out.txt",
-        "--seconds",
-        "600",
-        "--fail",
-        "none",
-    ]
-    client = subprocess.Popen(
-        command,
-        cwd=play.folder,
-        env={**play.environment(), OWNER_VARIABLE: str(Process.of(owner.pid))},
-    )
+    client = play.client(settings, owner=owner)
     try:
-        eventually(
-            lambda: (play.folder / "state/address.json").exists(),
-            within=300,
-            what="the server is announced",
-        )
+        announced(play, within=300)
         before = set(find(play, "stub_server.py", "--host"))
         end(play, owner)
         # A client that still waits for its lease starts another server, as it should.

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from lease_harness import FILES, Playground, ask, ended, eventually, find
+from lease_harness import Playground, announced, ask, ended, eventually, find
 
 from draftstates.errors import UserError
 from draftstates.files import is_held
@@ -26,26 +26,8 @@ def client_with_owner(
 ) -> tuple[subprocess.Popen, subprocess.Popen]:
     """Start a process that holds a lease for ten minutes, and the process that owns the server."""
     owner = subprocess.Popen(["sleep", "600"])
-    (play.folder / "settings.json").write_text(settings.to_json())
-    command = [
-        sys.executable,
-        str(FILES / "shard.py"),
-        "out.txt",
-        "--seconds",
-        "600",
-        "--fail",
-        "none",
-    ]
-    client = subprocess.Popen(
-        command,
-        cwd=play.folder,
-        env={**play.environment(), OWNER_VARIABLE: str(Process.of(owner.pid))},
-    )
-    eventually(
-        lambda: (play.folder / "state/address.json").exists(),
-        within=20,
-        what="the server is announced",
-    )
+    client = play.client(settings, owner=owner)
+    announced(play)
     return client, owner
 
 
@@ -97,10 +79,9 @@ def test_no_descriptor_of_client_or_supervisor_reaches_the_server(play: Playgrou
 )
 def test_one_process_killed_takes_the_whole_tree_along(play: Playground, victim: str) -> None:
     with lease(play.settings("--stubborn", "--helpers", "2", idle_seconds=600.0)):
-        pid = [
-            pid for pid in find(play, victim) if victim != "stub_server.py" or pid in play.starts()
-        ][0]
-        os.kill(pid, signal.SIGKILL)
+        # The keeper's command line holds the server's.
+        pids = play.starts() if victim == "stub_server.py" else find(play, victim)
+        os.kill(pids[0], signal.SIGKILL)
         ended(play)
 
 
@@ -134,13 +115,8 @@ def test_after_a_killed_supervisor_the_next_server_waits_for_the_old_one_to_end(
 def test_a_server_that_dies_under_a_lease_is_in_the_error_and_the_next_lease_starts_another(
     play: Playground,
 ) -> None:
-    settings = play.settings(
-        "--stubborn",
-        "--helpers",
-        "1",
-        stop_seconds=2.0,
-        # The rest of the first server ends while the second one waits.
-    )
+    # The rest of the first server ends while the second one waits.
+    settings = play.settings("--stubborn", "--helpers", "1", stop_seconds=2.0)
     with (
         pytest.raises(
             UserError,
@@ -233,18 +209,13 @@ def test_a_server_with_other_settings_that_a_dead_run_has_left_is_replaced(
     play: Playground,
 ) -> None:
     client, owner = client_with_owner(play, play.settings("--stubborn", idle_seconds=600.0))
-    os.kill(
-        find(play, "draftstates.server.supervisor")[0],
-        signal.SIGSTOP,
-        # The process must not see its owner's end itself.
-    )
+    supervisor = find(play, "draftstates.server.supervisor")[0]
+    # The supervisor must not see its owner's end itself.
+    os.kill(supervisor, signal.SIGSTOP)
     owner.kill()
     owner.wait()
     client.wait(timeout=10)
-    timer = threading.Timer(
-        1.0, os.kill, (find(play, "draftstates.server.supervisor")[0], signal.SIGCONT)
-    )
-    timer.start()
+    threading.Timer(1.0, os.kill, (supervisor, signal.SIGCONT)).start()
     with lease(play.settings("--delay", "0.1")):
         assert not find(play, "stub_server.py", "--stubborn")
 
@@ -276,14 +247,10 @@ def test_a_held_server_stays_until_interrupted_and_its_death_is_told(play: Playg
         " ServerSettings; from draftstates.errors import run_command;"
     )
     code += "run_command(lambda: hold(ServerSettings.from_json(open('settings.json').read())))"
-    for number, status, word in [
+    # The text before the words is "refused" or "reset", by the moment of the kill.
+    for number, status, words in [
         (signal.SIGINT, 0, ""),
-        (
-            signal.SIGKILL,
-            1,
-            "\nthe server was ended by SIGKILL; the last lines of",
-            # The text before it is "refused" or "reset", by the moment of the kill.
-        ),
+        (signal.SIGKILL, 1, "\nthe server was ended by SIGKILL; the last lines of"),
     ]:
         holder = subprocess.Popen(
             [sys.executable, "-c", code],
@@ -297,6 +264,6 @@ def test_a_held_server_stays_until_interrupted_and_its_death_is_told(play: Playg
         time.sleep(1.0)
         assert holder.poll() is None
         os.kill(holder.pid if number == signal.SIGINT else play.starts()[-1], number)
-        assert word in holder.communicate(timeout=20)[1]
+        assert words in holder.communicate(timeout=20)[1]
         assert holder.returncode == status
         ended(play)

@@ -10,14 +10,10 @@ import os
 import signal
 
 import pytest
-from lease_harness import Playground, ask, ended, eventually
+from lease_harness import Playground, asked, ended, eventually
 
 from draftstates.errors import UserError
 from draftstates.server.lease import lease
-
-
-def asked(url: str, key: str | None) -> dict:
-    return json.loads(ask(url, key))
 
 
 def test_leases_are_spread_over_the_replicas_by_load(play: Playground) -> None:
@@ -38,13 +34,13 @@ def test_a_replica_that_dies_is_started_again_alone_and_its_work_goes_to_the_oth
         "--stubborn", "--helpers", "1", "--delay", "1", replicas=2, stop_seconds=0.5
     )
     with lease(settings) as kept:
-        keeper_of_work = asked(kept.url, kept.api_key)["pid"]
+        keeper_of_work = asked(kept)["pid"]
         with (
             pytest.raises(UserError, match=r"(?s)refused.*the server was ended by SIGKILL"),
             lease(settings) as lost,
         ):
             assert lost.url != kept.url
-            os.kill(asked(lost.url, lost.api_key)["pid"], signal.SIGKILL)
+            os.kill(asked(lost)["pid"], signal.SIGKILL)
             raise ConnectionError("refused")
         with lease(settings) as retried:
             # The other server has not restarted yet.
@@ -52,7 +48,7 @@ def test_a_replica_that_dies_is_started_again_alone_and_its_work_goes_to_the_oth
         eventually(
             lambda: len(play.starts()) == 3, within=15, what="the dead replica is started again"
         )
-        assert asked(kept.url, kept.api_key)["pid"] == keeper_of_work
+        assert asked(kept)["pid"] == keeper_of_work
 
         def back() -> bool:
             with lease(settings) as another:
@@ -65,7 +61,7 @@ def test_a_replica_that_dies_is_started_again_alone_and_its_work_goes_to_the_oth
 def test_a_replica_that_keeps_dying_is_given_up_and_the_others_go_on(play: Playground) -> None:
     settings = play.settings(replicas=2, restarts=1, stop_seconds=0.5)
     with lease(settings) as kept:
-        survivor = asked(kept.url, kept.api_key)["pid"]
+        survivor = asked(kept)["pid"]
         for starts in (2, 3):
             eventually(
                 lambda starts=starts: len(play.starts()) == starts,
@@ -114,7 +110,7 @@ def test_each_replica_has_gpus_of_its_own(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     settings = play.settings(replicas=2, gpus_each=2)
     with lease(settings) as first, lease(settings) as second:
-        assert {asked(address.url, address.api_key)["gpus"] for address in (first, second)} == {
+        assert {asked(address)["gpus"] for address in (first, second)} == {
             "4,5",
             "6,7",
         }

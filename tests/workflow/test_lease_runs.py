@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from lease_harness import Playground, eventually
+from lease_harness import Playground, announced, ended, leased
 
 
 @pytest.mark.parametrize("cores", [1, 2, 8])
@@ -24,7 +24,7 @@ def test_nothing_stale_starts_no_server_and_two_deleted_run_two_jobs_on_one(
     assert play.snakemake(play.settings(), "--cores", "1", shards=12).wait() == 0
     assert "Nothing to be done" in play.said()
     assert len(play.starts()) == 1
-    eventually(lambda: not play.survivors(), within=10, what="the first run's server has ended")
+    ended(play)
     for name in ("3", "7"):
         (play.folder / f"out/{name}.txt").unlink()
     before = play.said().count("rule shard:")
@@ -49,11 +49,7 @@ def test_a_server_killed_in_the_middle_is_started_again_for_the_retries(play: Pl
     run = play.snakemake(
         play.settings("--helpers", "1"), "--cores", "2", "--retries", "1", shards=4, seconds=1.5
     )
-    eventually(
-        lambda: (play.folder / "state/address.json").exists(),
-        within=20,
-        what="the server is announced",
-    )
+    announced(play)
     os.kill(play.starts()[0], signal.SIGKILL)
     assert run.wait() == 0, play.said()
     assert len(play.starts()) == 2
@@ -69,7 +65,7 @@ def test_a_server_that_cannot_start_fails_the_jobs_at_once_with_its_last_lines(
     assert "exited with status 3" in log
     assert "line 99\nno such model" in log
     assert "line 50\n" not in log
-    eventually(lambda: not play.survivors(), within=10, what="nothing is left")
+    ended(play)
 
 
 def test_a_slow_start_needs_no_latency_wait(play: Playground) -> None:
@@ -90,13 +86,7 @@ def test_runs_in_two_folders_share_nothing(tmp_path: Path) -> None:
         assert [run.wait() for run in runs] == [0, 0], plays[0].said() + plays[1].said()
         pids = [set(play.starts()) for play in plays]
         assert [len(found) for found in pids] == [1, 1]
-        assert [
-            (play.folder / "out/0.txt").read_text().count(f'"pid": {min(found)}')
-            for play, found in zip(plays, pids, strict=True)
-        ] == [
-            1,
-            1,
-        ]
+        assert [{play.servers_asked()["0"]} for play in plays] == pids
     finally:
         for play in plays:
             play.end()
@@ -120,21 +110,10 @@ def test_nothing_survives_a_run_by_ten_seconds(
 ) -> None:
     settings = play.settings("--helpers", "2", "--stubborn", idle_seconds=600.0)
     run = play.snakemake(settings, "--cores", "2", shards=2, seconds=3.0)
-    eventually(
-        lambda: len(list(play.folder.glob("logs/*.log"))) == 2, within=20, what="both jobs run"
-    )
-    eventually(
-        lambda: all("leased" in path.read_text() for path in play.folder.glob("logs/*.log")),
-        within=20,
-        what="both have leases",
-    )
-    assert (
-        len(play.survivors()) >= 8
-        # Snakemake, two jobs, supervisor, keeper, server, two helpers.
-    )
+    leased(play, 2)
+    # Snakemake, two jobs, supervisor, keeper, server, two helpers.
+    assert len(play.survivors()) >= 8
     (os.killpg if whom == "group" else os.kill)(run.pid, number)
     # INT and TERM to Snakemake alone let it finish its running jobs.
     run.wait(timeout=20)
-    eventually(
-        lambda: not play.survivors(), within=10, what=f"no process is left of {play.survivors()}"
-    )
+    ended(play)
