@@ -112,10 +112,17 @@ def test_one_value_that_is_not_finite_is_caught_by_values(
     assert _checks(message) == {"values"}
 
 
-def test_a_constant_row_is_caught_by_values(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("final", [True, False])
+def test_a_constant_row_is_caught_by_values(model: Path, tmp_path: Path, final: bool) -> None:
     captured = capture(model)
-    captured.hidden[4][2, 2] = -1.5
-    assert "row 2 of r_5 is constant" in _refused(write(captured, tmp_path))
+    if final:
+        captured.final[4][2] = -1.5
+    else:
+        captured.hidden[4][2, 2] = -1.5
+    message = _refused(write(captured, tmp_path))
+    where = "the final state" if final else "r_5"
+    assert f"sample {captured.names[4]}: values: row 2 of {where} is constant" in message
+    assert _checks(message) == {"values"}
 
 
 def test_a_shard_without_one_usable_receipt_is_refused_by_what_is_wrong_with_it(
