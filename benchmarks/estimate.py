@@ -94,10 +94,8 @@ def kimi(nodes: int, samples: int, rate: float) -> Run:
     known = {name: value for name, (value, *_) in (MEASURED | ASSUMED).items()}
     row = (len(preset["capture"]["residual_layers"]) + 1) * HIDDEN * 2 + 5
     tokens = samples * known["tokens"]
-    mean = (
-        2 * int(preset["shards"]["min_bytes"].removesuffix("GiB")) * UNITS["GiB"]
-        # of the content-defined cuts
-    )
+    # The mean shard of content-defined cuts has twice `min_bytes`.
+    mean = 2 * int(preset["shards"]["min_bytes"].removesuffix("GiB")) * UNITS["GiB"]
     count = max(1, round(tokens * row / mean))
     core_seconds = mean / known["scan"] + mean / row / known["tokens"] * known["align"]
     setup = Setup(

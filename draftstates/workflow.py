@@ -48,10 +48,7 @@ _CLOCK_SECONDS = 60.0
 _MOST_TOUCHED = 8
 ANY_CAPTURE = "[^/]+"
 # the other trainers use the target model's vocabulary, or make their own
-_WITH_VOCABULARY = (
-    "speculators",
-    "specforge",
-)
+_WITH_VOCABULARY = ("speculators", "specforge")
 _NO_IMAGE = "envs/tools.sif"
 
 

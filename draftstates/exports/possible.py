@@ -26,11 +26,9 @@ def check_exports(config: Configuration, *, spec: CaptureSpec) -> None:
 
 
 def _check(name: str, chosen: Export, spec: CaptureSpec, model: ModelFolder) -> None:
+    # These imports load torch, which takes seconds.
     from draftstates.model.final_norm import FinalNorm, find_final
-    from draftstates.shards.trainers import (
-        # The import of torch takes seconds, so it happens only if an export is configured.
-        trainer,
-    )
+    from draftstates.shards.trainers import trainer
 
     layers = chosen.residual_layers or [k for k in spec.residual_layers if k != spec.num_layers]
     if list(layers) != sorted(set(layers) & set(spec.residual_layers)):

@@ -67,10 +67,8 @@ def _add_sample(
 def _write_tokens(
     dataset: ShardDataset, order: list[int], builder: Builder, counts: TokenCounts
 ) -> None:
-    staged = (
-        builder.partial / "staged" / "tokens.arrow"
-        # `datasets` refuses to write to a folder that it reads from.
-    )
+    # `datasets` refuses to write to a folder that it reads from.
+    staged = builder.partial / "staged" / "tokens.arrow"
     staged.parent.mkdir(exist_ok=True)
     with pa.OSFile(str(staged), "wb") as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer:
         for batch in _token_batches(dataset, order, counts):

@@ -53,17 +53,12 @@ def home(code: Path, images: dict[str, Path], demo_model: Path) -> Iterator[Path
         FUSE.chmod(0o666)
         shutil.copytree(code, folder / "code")
         shutil.copytree(FILES, folder / "lease")
-        shutil.copytree(
-            demo_model,
-            folder / "model",
-            ignore=shutil.ignore_patterns("*.safetensors"),
-            # The test needs only a tokenizer.
-        )
+        # The test needs only a tokenizer.
+        without_weights = shutil.ignore_patterns("*.safetensors")
+        shutil.copytree(demo_model, folder / "model", ignore=without_weights)
         (folder / "bin").mkdir()
-        (folder / "bin/python").symlink_to(
-            PYTHON
-            # Snakemake's hooks run `python`; Debian has no command of that name.
-        )
+        # Snakemake's hooks run `python`; Debian has no command of that name.
+        (folder / "bin/python").symlink_to(PYTHON)
         subprocess.run(["chown", "--recursive", f"{NOBODY}:{NOBODY}", folder], check=True)
         for needed in (PYTHON, SITE_PACKAGES / "torch/__init__.py"):
             if subprocess.run(as_user("test", "-r", needed)).returncode:

@@ -6,6 +6,7 @@ One context manager starts it; `capture` sends samples and reads the captured ro
 import asyncio
 import contextlib
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -201,6 +202,17 @@ def new_shard(server: Running, samples: Sequence[np.ndarray]) -> Path:
         loss_mask=np.ones(len(ids)),
     )
     return path
+
+
+def post(server: Running, body: dict) -> dict:
+    """Send a request as any program may, and return the answer."""
+    request = urllib.request.Request(
+        f"{server.endpoint.url}/generate",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        return json.loads(answer.read())
 
 
 def random_ids(count: int, *, seed: int, vocabulary: int) -> np.ndarray:

@@ -1,13 +1,11 @@
 """Promise 2: tokens sent = prompt tokens = rows = length in the shard, cached tokens = 0."""
 
 import dataclasses
-import json
-import urllib.request
 
 import numpy as np
 import pytest
 import torch
-from server_harness import Running, capture, new_shard, random_ids, rows_on_disk
+from server_harness import Running, capture, new_shard, post, random_ids, rows_on_disk
 
 from draftstates import ids
 from draftstates.extract import protocol
@@ -99,16 +97,6 @@ def test_requests_that_are_not_ours_write_nothing(server: Running) -> None:
     before = sorted(server.endpoint.root.iterdir())
     post(server, {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 4}})
     assert sorted(server.endpoint.root.iterdir()) == before
-
-
-def post(server: Running, body: dict) -> dict:
-    request = urllib.request.Request(
-        f"{server.endpoint.url}/generate",
-        data=json.dumps(body).encode(),
-        headers={"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        return json.loads(answer.read())
 
 
 def test_with_the_radix_cache_on_the_second_time_is_refused_by_count(

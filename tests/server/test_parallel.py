@@ -1,9 +1,7 @@
 """Servers of other shapes: tensor and data parallel, a multimodal wrapper, retracted requests."""
 
-import json
 import os
 import time
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from server_harness import (
     capture,
     check_parity,
     new_shard,
+    post,
     random_ids,
     rows_on_disk,
     serve,
@@ -36,16 +35,6 @@ FAULTS = Path(__file__).parent / "faults"
 
 def samples() -> list:
     return [random_ids(n, seed=n, vocabulary=tiny_models.VOCABULARY) for n in (9, 50, 150)]
-
-
-def post(server: Running, body: dict) -> dict:
-    request = urllib.request.Request(
-        f"{server.endpoint.url}/generate",
-        data=json.dumps(body).encode(),
-        headers={"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        return json.loads(answer.read())
 
 
 def spec_of(folder: Path) -> CaptureSpec:
@@ -158,11 +147,11 @@ def test_two_data_parallel_ranks_fill_one_shard_together(one: tuple, tmp_path: P
     """
     folder, alone = one
     (tmp_path / "root").mkdir()
-    environment = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
-    environment |= {
-        f"SGLANG_{dump}_BEFORE_CRASH": "0"
-        for dump in ("PYSPY_DUMP", "CUDA_COREDUMP")
+    environment = {
+        "SGLANG_CPU_OMP_THREADS_BIND": "0|1",
         # These dumps take over a minute.
+        "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
+        "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
     }
     spec = spec_of(folder)
     with serve(

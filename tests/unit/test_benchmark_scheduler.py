@@ -57,11 +57,8 @@ def test_replicas_share_the_work(scheduler: ModuleType) -> None:
     outcome = scheduler.Simulation(
         [1000] * 40, scheduler.Setup(rate=50, replicas=4, streams=16)
     ).run()
-    assert outcome.seconds == pytest.approx(
-        40 * 1000 / 200,
-        rel=0.15,
-        # 40 are no multiple of 16: the last ones run alone
-    )
+    # 40 is no multiple of 16: the last ones run alone.
+    assert outcome.seconds == pytest.approx(40 * 1000 / 200, rel=0.15)
 
 
 def test_a_slow_disk_takes_bytes_over_its_rate(scheduler: ModuleType) -> None:
@@ -89,10 +86,8 @@ def test_what_comes_before_the_first_shard_is_added(scheduler: ModuleType) -> No
     outcome = scheduler.Simulation(
         [100], scheduler.Setup(rate=10, plan=3, start=20, job=1, dispatch=0.5, recaptures=0.1)
     ).run()
-    assert outcome.seconds == pytest.approx(
-        3 + 20 + 11 + 0.5 + 1
-        # the extracting job starts while the server does
-    )
+    # The extracting job starts while the server does.
+    assert outcome.seconds == pytest.approx(3 + 20 + 11 + 0.5 + 1)
 
 
 def test_a_failure_costs_what_it_lost_and_the_new_start(scheduler: ModuleType) -> None:

@@ -103,10 +103,8 @@ def test_a_failed_export_leaves_no_summary_and_keeps_what_was_exported(run: Run)
     folder = run.folder / "results" / "run"
     shard = folder / json.loads((folder / "manifest.json").read_text())["shards"][0]["path"]
     whole = shard.read_bytes()
-    at = (
-        read_header(shard).tensors["final_hidden_state"][3] - 1
-        # The fault is in the new sample's last row; the other samples are not read.
-    )
+    # The fault is in the new sample's last row; the other samples are not read.
+    at = read_header(shard).tensors["final_hidden_state"][3] - 1
     shard.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
     assert run.snakemake().returncode != 0
     assert run.said().startswith("error: ") and "does not have the checksum" in run.said()

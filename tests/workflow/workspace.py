@@ -52,11 +52,8 @@ class Workspace:
     def prepare(self, *flags: str, cores: int = 2) -> dict[str, Any]:
         """Write the configuration; return arguments, folder and environment for Snakemake."""
         (self.folder / "config.yaml").write_text(yaml.safe_dump(self.config))
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(self.folder),
-            # The folder has a copy of the package, which a test may edit.
-        }
+        # The folder has a copy of the package, which a test may edit.
+        environment = {**os.environ, "PYTHONPATH": str(self.folder)}
         environment.pop("DRAFTSTATES_OWNER", None)
         command = [sys.executable, "-m", "snakemake", "--cores", str(cores), *flags]
         return {"args": command, "cwd": self.folder, "env": environment}

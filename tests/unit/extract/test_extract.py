@@ -232,10 +232,8 @@ def test_where_no_receipts_come_not_every_sample_waits_for_its_own(
     more["options"] = ExtractOptions(recapture_minimum=1, tokens_in_flight=tokens_in_flight)
     with pytest.raises(UserError, match=r"(?s)^3 samples could not be captured.*no receipt after"):
         with_server(stand_in, lambda endpoint: extract_shard(tokens, endpoint=endpoint, **more))
-    assert (
-        len(stand_in.lengths) == sent
-        # a prefix, the samples that are sent before it has waited in vain, and one of them again
-    )
+    # A prefix, the samples that are sent before it has waited in vain, and one of them again.
+    assert len(stand_in.lengths) == sent
 
 
 def test_one_sample_more_costs_that_sample_and_the_recaptures(tmp_path: Path) -> None:

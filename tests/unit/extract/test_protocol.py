@@ -21,10 +21,8 @@ def test_a_request_id_says_where_its_rows_go_and_others_are_not_ours() -> None:
     )
     assert protocol.parse_rid(destination.rid) == destination
     assert protocol.parse_rid("6d1f0b8e") is None
-    assert (
-        protocol.parse_rid(destination.rid.replace("|3|", "|x|")) is None
-        # anyone can send it; it must not end the server
-    )
+    # Anyone can send it; it must not end the server.
+    assert protocol.parse_rid(destination.rid.replace("|3|", "|x|")) is None
 
 
 def test_a_receipt_that_is_not_whole_yet_waits(tmp_path: Path) -> None:

@@ -82,10 +82,8 @@ def test_the_most_frequent_targets_are_chosen_and_files_are_as_the_trainers_read
         sorted(values.tolist(), key=lambda token: (-counts[values == token][0], token))[:64]
     )
     unseen = [token for token in range(49152) if token not in set(values.tolist())]
-    expected = sorted(
-        expected + unseen[: 64 - len(expected)]
-        # fewer distinct targets than draft tokens: the lowest ids fill up
-    )
+    # There are fewer distinct supervised tokens than draft tokens: the lowest ids fill up.
+    expected = sorted(expected + unseen[: 64 - len(expected)])
     assert len(values) < 64
     assert (d2t + np.arange(64)).tolist() == np.flatnonzero(t2d).tolist() == expected
     assert (d2t.dtype, t2d.dtype, len(t2d)) == (np.int64, np.bool_, 49152)
@@ -217,10 +215,8 @@ def test_the_page_shows_what_the_statistics_hold(planned) -> None:
     assert "2 duplicate, 1 empty" in page
     assert "&lt;a&gt;" in page and "<a>" not in page
     bars = re.findall(r"<td>from [0-9,]+</td><td>([0-9,]+)</td><td>(█+)</td>", page)
-    assert (
-        sum(int(count.replace(",", "")) for count, _ in bars) == 2 * 40
-        # of tokens, and of targets
-    )
+    # Once by tokens, once by supervised tokens.
+    assert sum(int(count.replace(",", "")) for count, _ in bars) == 2 * 40
 
 
 def test_the_commands(planned, tmp_path, demo_model, capsys) -> None:

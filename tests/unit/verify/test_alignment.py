@@ -54,11 +54,8 @@ def _serve(
     normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps)).to(
         compute
     ) * norm.weight.to(compute)
-    order = torch.randperm(
-        HIDDEN,
-        generator=generator,
-        # products are summed in another order there
-    )
+    # The server sums the products in another order.
+    order = torch.randperm(HIDDEN, generator=generator)
     best = (normed[:, order] @ weight.to(compute)[:, order].T).float().log_softmax(-1).topk(5)
     top = [
         list(zip(t, v, strict=True))
