@@ -26,8 +26,9 @@ min_version("9.20")
 # A configuration given on the command line stands alone: the demo's keys are not mixed into it.
 # Without one, the workflow reads the working directory's config.yaml, or else the demo's.
 if not workflow.overwrite_configfiles:
+    DEMO_CONFIG = f"{workflow.current_basedir}/config.yaml"
 
-    configfile: "config.yaml" if os.path.exists("config.yaml") else f"{workflow.current_basedir}/config.yaml"
+    configfile: "config.yaml" if os.path.exists("config.yaml") else DEMO_CONFIG
 
 
 include: "rules/common.smk"

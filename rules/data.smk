@@ -24,7 +24,8 @@ if CONFIG.model.prepare == "smollm2":
             RESULTS.benchmark("demo_model")
         shell:
             """
-            exec python "$DRAFTSTATES_SCRIPTS/prepare_demo_model.py" --output "$DRAFTSTATES_MODEL" >{log:q} 2>&1
+            exec python "$DRAFTSTATES_SCRIPTS/prepare_demo_model.py" \
+                --output "$DRAFTSTATES_MODEL" >{log:q} 2>&1
             """
 
 
