@@ -191,19 +191,15 @@ def tail(path: Path, *, start: int = 0, lines: int = 20) -> str:
         return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
 
 
-def sync_folder(folder: Path) -> None:
-    """Sync a folder's entries (its renames) to the disk."""
-    _sync(folder)
-
-
 def publish(source: Path, final: Path) -> None:
     """Give a complete file its final name, synced before and after."""
-    _sync(source)
+    sync(source)
     os.replace(source, final)
-    _sync(final.parent)
+    sync(final.parent)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Sync a file, or a folder's entries (its renames), to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -241,10 +237,10 @@ def publish_json(document: Mapping[str, Any], final: Path) -> None:
 def publish_folder(source: Path, final: Path) -> None:
     """Give a complete folder of files its final name, synced before and after."""
     for path in source.iterdir():
-        _sync(path)
-    _sync(source)
+        sync(path)
+    sync(source)
     os.rename(source, final)
-    _sync(final.parent)
+    sync(final.parent)
 
 
 def files_digest(files: Iterable[Path], *, root: Path) -> str:

@@ -186,9 +186,6 @@ class Results:
         """Return the log of a rule: `log("plan")`, `log("{capture}", "extract", "{shard_id}")`."""
         return self.root.joinpath("logs", *parts[:-1], f"{parts[-1]}.log")
 
-    def extract_log(self, capture: str, shard_id: str) -> Path:
-        return self.log(capture, "extract", shard_id)
-
     def benchmark(self, *parts: str) -> Path:
         """Return the benchmark of a rule; its parts are those of `log`."""
         return self.root.joinpath("benchmarks", *parts[:-1], f"{parts[-1]}.tsv")

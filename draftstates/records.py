@@ -15,13 +15,13 @@ from pydantic import PlainSerializer, WrapValidator
 
 from draftstates.documents import Document, InvalidField, Items, Record
 from draftstates.errors import UserError, capture_again
-from draftstates.files import first_difference, sync_folder
+from draftstates.files import first_difference, sync
 from draftstates.paths import Capture
 from draftstates.spec import CaptureSpec
 
 # step to file names of container images, None for the host
 Images = dict[str, Items[str | None]]
-_PLAN_AGAIN = "run: snakemake --cores all --forcerun plan"
+PLAN_AGAIN = "run: snakemake --cores all --forcerun plan"
 
 
 def _check_key(document: Any, read: Callable[[Any], CaptureSpec]) -> CaptureSpec:
@@ -94,7 +94,7 @@ class Accounting(Record):
             if in_sources != counted:
                 raise UserError(
                     f"unexplained rows: {counted:,} {field} in all, the sources have"
-                    f" {in_sources:,}; {_PLAN_AGAIN}"
+                    f" {in_sources:,}; {PLAN_AGAIN}"
                 )
 
 
@@ -151,7 +151,7 @@ class Plan(Document):
 
     @classmethod
     def remedy(cls, path: Path) -> str:
-        return _PLAN_AGAIN
+        return PLAN_AGAIN
 
     def shard(self, shard_id: str) -> PlannedShard:
         """Return the entry of a shard.
@@ -413,7 +413,7 @@ def withdraw_manifest(capture_folder: Path, shard_ids: Collection[str], reason: 
         listed, why = set(shard_ids), f"it cannot be read ({error})"
     if listed:
         path.unlink(missing_ok=True)
-        sync_folder(capture_folder)
+        sync(capture_folder)
         print(
             f"{path} was removed: {why}; it is written when all shards are verified",
             file=sys.stderr,

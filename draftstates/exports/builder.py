@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from draftstates.errors import UserError
-from draftstates.files import publish, sync_folder
+from draftstates.files import publish, sync
 
 LEDGER = "ledger.jsonl"
 SUMMARY = "export.json"
@@ -141,7 +141,7 @@ class Builder:
         if self.output.exists():
             self.output.rename(self._old)
         self.partial.rename(self.output)
-        sync_folder(self.output.parent)
+        sync(self.output.parent)
         shutil.rmtree(self._old, ignore_errors=True)
 
     def _write_text(self, name: str, text: str) -> None:

@@ -73,7 +73,7 @@ def summary(dataset: ShardDataset, options: Options, **more: object) -> dict:
         "model": dataset.capture.model,
         "capture_key": dataset.capture.key,
         "layers": layers,
-        "layers_are_counted": dataset.trainer.counts,
+        "layers_are_counted": dataset.trainer.numbering,
         "final_norm": dataset.final_norm,
         "dtype": str(options.dtype).removeprefix("torch.") if options.dtype else "as captured",
         "storage": dataset.storage,

@@ -64,7 +64,7 @@ def copy_captured(shard: Path, *, capture_folder: Path, planned: Collection[str]
     copied = Copied()
     descriptor = os.open(shard, os.O_WRONLY)
     try:
-        for shard_id in _outside(capture_folder, planned):
+        for shard_id in sorted(Capture(capture_folder).verified_ids() - set(planned)):
             if not wanted:
                 break
             for index, entry, receipts in _matches(
@@ -78,11 +78,6 @@ def copy_captured(shard: Path, *, capture_folder: Path, planned: Collection[str]
     finally:
         os.close(descriptor)
     return copied
-
-
-def _outside(capture_folder: Path, planned: Collection[str]) -> list[str]:
-    """Return the ids of the verified shards that are not in the plan."""
-    return sorted(Capture(capture_folder).verified_ids() - set(planned))
 
 
 def _matches(

@@ -1,6 +1,7 @@
 """Text of a sample with its supervised tokens marked, for a terminal or as HTML."""
 
 import html
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +69,14 @@ def spread_samples(path: Path, *, count: int) -> list[dict[str, Any]]:
     return found
 
 
-def runs(tokenizer: Any, input_ids: list[int], loss_mask: list[int]) -> list[tuple[str, bool]]:
-    """Return the text of each sequence of tokens that are all supervised, or all not.
+def marked(tokenizer: Any, sample: Mapping[str, Any]) -> list[tuple[str, bool]]:
+    """Return the text of each sequence of tokens, and whether these are supervised.
 
     Args:
         tokenizer: transformers' tokenizer.
-        input_ids: [T].
-        loss_mask: 0 or 1 [T].
+        sample: a sample with `input_ids` [T] and `loss_mask`, 0 or 1 [T].
     """
-    mask = np.asarray(loss_mask, dtype=bool)
+    input_ids, mask = sample["input_ids"], np.asarray(sample["loss_mask"], dtype=bool)
     starts = [0, *(np.flatnonzero(mask[1:] != mask[:-1]) + 1).tolist(), len(mask)]
     return [
         (tokenizer.decode(input_ids[first:end]), bool(mask[first]))
@@ -84,16 +84,12 @@ def runs(tokenizer: Any, input_ids: list[int], loss_mask: list[int]) -> list[tup
     ]
 
 
-def marked(tokenizer: Any, sample: dict[str, Any]) -> list[tuple[str, bool]]:
-    """Return a sample's text as `runs` gives it."""
-    return runs(tokenizer, sample["input_ids"], sample["loss_mask"])
-
-
 def title(source: str, sample: dict[str, Any]) -> str:
     """Return a line that names a sample, its row and its tokens."""
     return (
         f"sample {sample['sample_id']}, row {sample['row']} of {source}:"
-        f" {len(sample['input_ids'])} tokens, {sum(sample['loss_mask'])} targets"
+        f" {len(sample['input_ids'])} tokens,"
+        f" {sum(sample['loss_mask'])} of them supervised"
     )
 
 

@@ -101,7 +101,7 @@ def look(results: Path) -> Status:
 def _why(results: Path, capture_folder: str, shard_id: str) -> str:
     """Return the error that an extraction left in its log, or an empty text."""
     try:
-        log = Results(results).extract_log(capture_folder, shard_id)
+        log = Results(results).log(capture_folder, "extract", shard_id)
         lines = log.read_text(errors="replace").split("\n")
     except OSError:
         return ""

@@ -14,6 +14,7 @@ from draftstates.errors import UserError, capture_again
 from draftstates.files import first_difference, publishing
 from draftstates.paths import Capture
 from draftstates.records import (
+    PLAN_AGAIN,
     Engine,
     Figures,
     Images,
@@ -135,7 +136,7 @@ def _totals(plan: Plan, verified: list[Verified]) -> ManifestTotals:
         if in_shards != counted:
             raise UserError(
                 f"unexplained rows: {counted:,} {field} are accounted for, the shards have"
-                f" {in_shards:,}; run: snakemake --cores all --forcerun plan"
+                f" {in_shards:,}; {PLAN_AGAIN}"
             )
     return ManifestTotals(**vars(totals), bytes=sum(found.bytes for found in verified))
 
@@ -194,18 +195,17 @@ def _groups(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
 def _frame(planned: PlannedShard, found: Verified, tokens: Path) -> pd.DataFrame:
     """Return one shard's samples with their source, row and place in the shard."""
     path = tokens / f"{planned.shard_id}.parquet"
-    remedy = "run: snakemake --cores all --forcerun plan"
     try:
         frame = pd.read_parquet(path, columns=["sample_id", "source", "row"])
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{path}: tokens of shard {planned.shard_id} cannot be read ({error}); {remedy}"
+            f"{path}: tokens of shard {planned.shard_id} cannot be read ({error}); {PLAN_AGAIN}"
         ) from error
     samples = found.samples
     if tuple(frame["sample_id"]) != samples.sample_id:
         raise UserError(
             f"{path}: expected the samples that were verified as shard {planned.shard_id}, found"
-            f" others; {remedy}"
+            f" others; {PLAN_AGAIN}"
         )
     lengths = np.array(samples.tokens, dtype=np.int64)
     return frame.assign(

@@ -41,7 +41,7 @@ class Trainer:
         final_norm: norm of the final state that it reads; None for the captured one.
         shift: number to add to k for its number of r_k.
         first_layer: least k of an r_k that it can name.
-        counts: its way to number layers, for messages.
+        numbering: its way to number layers, for messages.
         names: function from a sample's states to tensors with its names.
         only_dtype: number format that it reads where it reads one only.
     """
@@ -50,7 +50,7 @@ class Trainer:
     final_norm: str | None
     shift: int
     first_layer: int
-    counts: str
+    numbering: str
     names: Callable[[States], dict[str, torch.Tensor]]
     only_dtype: str | None = None
 
@@ -62,7 +62,7 @@ class Trainer:
         """
         if layers and min(layers) < self.first_layer:
             raise UserError(
-                f"{self.name} cannot name r_{min(layers)}: its layers are {self.counts}, from"
+                f"{self.name} cannot name r_{min(layers)}: its layers are {self.numbering}, from"
                 f" r_{self.first_layer} on"
             )
         return [k + self.shift for k in layers]
@@ -149,7 +149,7 @@ TRAINERS = {
             final_norm=None,
             shift=0,
             first_layer=0,
-            counts=_AS_ENTERED,
+            numbering=_AS_ENTERED,
             names=_ours,
         ),
         Trainer(
@@ -157,7 +157,7 @@ TRAINERS = {
             final_norm="pre_norm",
             shift=0,
             first_layer=0,
-            counts=_AS_ENTERED,
+            numbering=_AS_ENTERED,
             names=_speculators,
         ),
         Trainer(
@@ -165,7 +165,7 @@ TRAINERS = {
             final_norm="post_norm",
             shift=-1,
             first_layer=1,
-            counts=_AS_OUTPUT,
+            numbering=_AS_OUTPUT,
             names=_specforge,
         ),
         Trainer(
@@ -173,7 +173,7 @@ TRAINERS = {
             final_norm="post_norm",
             shift=-1,
             first_layer=1,
-            counts=_AS_OUTPUT,
+            numbering=_AS_OUTPUT,
             names=_model_optimizer,
         ),
         Trainer(
@@ -181,7 +181,7 @@ TRAINERS = {
             final_norm="post_norm",
             shift=-1,
             first_layer=0,
-            counts=_OR_EMBEDDINGS,
+            numbering=_OR_EMBEDDINGS,
             names=_deepspec,
             only_dtype="bfloat16",
         ),

@@ -1,4 +1,4 @@
-"""People check masks by eye: what is shown is what is a target."""
+"""People check masks by eye: what is shown as supervised is supervised."""
 
 import pyarrow.parquet as pq
 import pytest
@@ -10,7 +10,7 @@ from draftstates.report.samples import (
     as_terminal,
     find_sample,
     html_page,
-    runs,
+    marked,
     spread_samples,
 )
 from draftstates.tokens import files as output
@@ -20,10 +20,11 @@ from draftstates.tokens import files as output
 def found(demo_model):
     loaded = template("smollm2")
     (sample,) = tokenise(loaded, chat("Is 1 < 2?", "Yes: 1 < 2 &\ntrue 🎉", system="S"))
-    return runs(loaded.tokenizer, sample.input_ids.tolist(), sample.loss_mask.tolist())
+    parts = {"input_ids": sample.input_ids.tolist(), "loss_mask": sample.loss_mask.tolist()}
+    return marked(loaded.tokenizer, parts)
 
 
-def test_without_colour_targets_are_in_brackets_and_ends_of_lines_are_seen(found) -> None:
+def test_without_colour_supervised_tokens_are_in_brackets_and_ends_of_lines_are_seen(found) -> None:
     assert (
         as_terminal(found, colour=False)
         == "<|im_start|>system↵\nS<|im_end|>↵\n<|im_start|>user↵\nIs 1 <"
