@@ -36,4 +36,5 @@ def main() -> None:
     print(as_text(found))
 
 
-run_command(main)
+if __name__ == "__main__":
+    run_command(main)

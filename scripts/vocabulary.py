@@ -43,4 +43,5 @@ def main() -> None:
     print(folder)
 
 
-run_command(main)
+if __name__ == "__main__":
+    run_command(main)
