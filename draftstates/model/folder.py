@@ -106,14 +106,6 @@ class ModelFolder:
         return text
 
     @property
-    def architecture(self) -> str:
-        """Return the class of the whole model, such as `LlamaForCausalLM`."""
-        found = self.config.get("architectures")
-        if not (isinstance(found, list) and found and isinstance(found[0], str)):
-            raise self._wrong("architectures", "a list that names the model's class", found)
-        return found[0]
-
-    @property
     def model_type(self) -> str | None:
         """Return the family of the language model, such as `llama`."""
         return self.text.get("model_type")
