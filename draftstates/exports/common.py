@@ -3,12 +3,13 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 
 from draftstates.errors import UserError
+from draftstates.exports.builder import Builder
 from draftstates.model.final_norm import FinalNorm
 from draftstates.shards.dataset import ShardDataset
 from draftstates.shards.trainers import States
@@ -127,6 +128,18 @@ def save_torch(path: Path, values: dict[str, object]) -> None:
 def check_torch(path: Path, expected: dict[str, object]) -> None:
     """Read a file of `save_torch` back, tensors and plain values only, and compare it."""
     check_equal(path, torch.load(path, weights_only=True), expected)
+
+
+def add_torch(
+    builder: Builder, name: str, content: str, values: Callable[[], dict[str, object]]
+) -> None:
+    """Add a file of `save_torch` to the builder; see `Builder.add`."""
+    builder.add(
+        name,
+        content,
+        lambda path: save_torch(path, values()),
+        lambda path: check_torch(path, values()),
+    )
 
 
 def sample_files(states: States, options: Options) -> tuple[torch.Tensor, torch.Tensor]:

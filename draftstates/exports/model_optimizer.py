@@ -7,7 +7,7 @@ holds `hidden_states_prenorm` (Model-Optimizer's DFlash norms it, its EAGLE does
 
 from draftstates.errors import UserError
 from draftstates.exports.builder import Builder
-from draftstates.exports.common import Options, check_torch, sample_files, save_torch, summary
+from draftstates.exports.common import Options, add_torch, sample_files, summary
 from draftstates.shards.dataset import ShardDataset
 
 
@@ -39,9 +39,4 @@ def _add_sample(dataset: ShardDataset, i: int, builder: Builder, options: Option
             {**found, "hidden_states_prenorm": True} if states.final_norm == "pre_norm" else found
         )
 
-    builder.add(
-        f"{sample_id}.pt",
-        dataset.content(i),
-        lambda path: save_torch(path, values()),
-        lambda path: check_torch(path, values()),
-    )
+    add_torch(builder, f"{sample_id}.pt", dataset.content(i), values)

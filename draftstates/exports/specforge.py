@@ -9,7 +9,14 @@ Each file: `input_ids` and `loss_mask` int64 [n], `hidden_state` [1, n, H] after
 import torch
 
 from draftstates.exports.builder import Builder
-from draftstates.exports.common import Options, check_torch, sample_files, save_torch, summary
+from draftstates.exports.common import (
+    Options,
+    add_torch,
+    check_torch,
+    sample_files,
+    save_torch,
+    summary,
+)
 from draftstates.exports.vocabulary import TokenCounts, draft_vocabulary
 from draftstates.shards.dataset import ShardDataset
 
@@ -45,9 +52,4 @@ def _add_sample(
             "aux_hidden_state": layers[None],
         }
 
-    builder.add(
-        name,
-        dataset.content(i),
-        lambda path: save_torch(path, values()),
-        lambda path: check_torch(path, values()),
-    )
+    add_torch(builder, name, dataset.content(i), values)
