@@ -140,6 +140,7 @@ def sealed(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _first_problem(error: ValidationError) -> InvalidField:
+    """Return the first fault that pydantic found."""
     details = error.errors(include_url=False)[0]
     place, kind = details["loc"], details["type"]
     cause = details.get("ctx", {}).get("error")

@@ -154,6 +154,7 @@ class Builder:
         self._journal.flush()
 
     def _link(self, name: str, content: str) -> bool:
+        """Link the earlier export's file with this content; return False where there is none."""
         source = self._present.get(content)
         if source is None:
             return False

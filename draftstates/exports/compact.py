@@ -116,6 +116,7 @@ def _add_shard(
 
 
 def _check_source(source: Shard, index: int, sample_id: str, checksum: str) -> None:
+    """Refuse a sample whose states, tokens or mask are not those of the manifest."""
     if source.checksum(index) != checksum:
         raise UserError(
             f"{source.path}: sample {sample_id} does not have the checksum that the manifest says"
@@ -127,6 +128,7 @@ def _check_source(source: Shard, index: int, sample_id: str, checksum: str) -> N
 
 
 def _top_token(folder: Path | None, capture: CaptureSpec) -> TopToken:
+    """Return a function that gives the most likely token of final states."""
     if folder is None:
         raise UserError("keep_top_token needs the captured model's folder")
     model = ModelFolder(folder)
@@ -150,6 +152,7 @@ def _top_token(folder: Path | None, capture: CaptureSpec) -> TopToken:
 def _check_sample(
     compact: CompactShard, source: Shard, index: int, storage: Storage, top_token: TopToken | None
 ) -> None:
+    """Compare a compact sample with what was to be written."""
     expected, found = compact_sample(source, index, storage, top_token), compact.stored(index)
     tokens = all(
         np.array_equal(a, b)

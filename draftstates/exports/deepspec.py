@@ -53,6 +53,7 @@ def export(dataset: ShardDataset, builder: Builder, options: Options) -> dict:
 
 
 def _parts(dataset: ShardDataset, i: int, options: Options) -> Iterator[bytes]:
+    """Yield the parts of a sample in the order of the file."""
     states = dataset.states(i)
     yield states.input_ids.numpy().astype("<i4").tobytes()
     yield b"\1" * len(states.input_ids)
@@ -69,6 +70,8 @@ def _add_shard(
     builder: Builder,
     options: Options,
 ) -> None:
+    """Add the file of one captured shard to the builder."""
+
     def write(path: Path) -> None:
         with open(path, "wb") as file:
             for i in samples:
@@ -90,6 +93,7 @@ def _add_shard(
 
 
 def _records(dataset: ShardDataset, samples: list[int], shard: int) -> bytes:
+    """Return the index records of the samples of one file."""
     records, at = b"", 0
     row = 2 * dataset.capture.hidden_size
     for i in samples:

@@ -26,6 +26,7 @@ def check_exports(config: Configuration, *, spec: CaptureSpec) -> None:
 
 
 def _check(name: str, chosen: Export, spec: CaptureSpec, model: ModelFolder) -> None:
+    """Compare one export with the capture."""
     # These imports load torch, which takes seconds.
     from draftstates.model.final_norm import FinalNorm, find_final
     from draftstates.shards.trainers import trainer

@@ -67,6 +67,7 @@ def _add_sample(
 def _write_tokens(
     dataset: ShardDataset, order: list[int], builder: Builder, counts: TokenCounts
 ) -> None:
+    """Write the tokens of all samples as a dataset, read it back, and count supervised tokens."""
     # `datasets` refuses to write to a folder that it reads from.
     staged = builder.partial / "staged" / "tokens.arrow"
     staged.parent.mkdir(exist_ok=True)
@@ -89,6 +90,7 @@ def _write_tokens(
 def _token_batches(
     dataset: ShardDataset, order: list[int], counts: TokenCounts
 ) -> Iterator[pa.RecordBatch]:
+    """Yield the tokens of the samples, and count the supervised ones on the way."""
     for start in range(0, len(order), _ROWS_PER_BATCH):
         tokens = [dataset.tokens(i) for i in order[start : start + _ROWS_PER_BATCH]]
         for i, (input_ids, loss_mask) in zip(order[start:], tokens, strict=False):

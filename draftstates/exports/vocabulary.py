@@ -157,6 +157,7 @@ def write_vocabulary(
 def _write(
     folder: Path, counts: TokenCounts, d2t: np.ndarray, t2d: np.ndarray, about: dict[str, Any]
 ) -> None:
+    """Write the files for speculators and SpecForge, and their description."""
     import torch
 
     from draftstates.exports.common import check_torch, save_torch

@@ -170,6 +170,7 @@ class Client:
         return [done[i] for i in sorted(done)], reasons
 
     async def _enter(self, tokens: int) -> None:
+        """Wait until so many more tokens may be under way."""
         async with self._room:
             # A sample longer than the whole limit is sent alone.
             await self._room.wait_for(
@@ -183,6 +184,7 @@ class Client:
             self._room.notify_all()
 
     async def _capture(self, work: Work, number: int) -> Captured:
+        """Send one sample, and wait for its receipt."""
         rows = len(work.input_ids)
         destination = protocol.Destination(
             file=str(work.shard.relative_to(self._endpoint.root)),
@@ -208,6 +210,7 @@ class Client:
         )
 
     async def _generate(self, work: Work, destination: protocol.Destination) -> dict:
+        """Send the request; return `meta_info` of the answer."""
         body = {
             "rid": destination.rid,
             "input_ids": work.input_ids.tolist(),
@@ -230,6 +233,7 @@ class Client:
             ) from error
 
     async def _receipt(self, shard: Path, destination: protocol.Destination) -> protocol.Receipt:
+        """Wait for the receipt of one request."""
         deadline = time.monotonic() + _RECEIPT_DEADLINE_SECONDS
         while True:
             try:
@@ -246,6 +250,7 @@ class Client:
             await asyncio.sleep(_RECEIPT_POLL_SECONDS)
 
     def _look(self, shard: Path) -> dict[str, protocol.Receipt]:
+        """Read new receipts of a shard; return those that nobody has taken yet."""
         reader, found = self._receipts.setdefault(
             shard, (protocol.ReceiptReader(protocol.receipts_path(shard)), {})
         )

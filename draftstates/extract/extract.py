@@ -164,6 +164,7 @@ def lay_out(
 
 
 def lay_out_shard(tokens: ShardTokens, *, spec: CaptureSpec, shard: Path) -> None:
+    """Lay out the shard with its tokens; the states are still to be captured."""
     layout.create(
         shard,
         spec=spec,
@@ -259,6 +260,7 @@ async def capture(
 
 
 def _failure(work: list[Work], reasons: dict[int, str], retries: int) -> str:
+    """Return the message that names the samples which could not be captured."""
     named: dict[str, str] = {}
     for position, reason in reasons.items():
         named.setdefault(work[position].sample_id, reason)
@@ -317,6 +319,7 @@ def _sample_entry(item: Captured) -> ReceiptEntry:
 
 
 def _entry(item: Captured, **more: object) -> ReceiptEntry:
+    """Return a captured sample's receipt as the shard's receipts hold it."""
     receipt = item.receipt
     return ReceiptEntry(
         sample_id=item.work.sample_id,

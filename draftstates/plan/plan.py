@@ -131,6 +131,7 @@ def capture_folder(results: Path, spec: CaptureSpec) -> str:
 
 
 def _cut_sources(token_files: list[Path], spec: CaptureSpec, options: PlanOptions) -> list[_Cut]:
+    """Cut each source, without duplicates of earlier sources and without excluded samples."""
     seen, cuts = np.empty(0, dtype="S32"), []
     unknown = excluded = np.array(sorted(options.exclude), dtype="S32")
     for path in token_files:
@@ -151,6 +152,7 @@ def _cut_sources(token_files: list[Path], spec: CaptureSpec, options: PlanOption
 
 
 def _cut(index: SourceIndex, reasons: np.ndarray, spec: CaptureSpec, options: PlanOptions) -> _Cut:
+    """Cut one source into shards; `reasons` holds 0 for a sample that is kept."""
     kept = np.flatnonzero(reasons == 0)
     names = [name.decode() for name in index.names[kept].tolist()]
     sizes = index.lengths[kept] * spec.token_bytes + OFFSET_BYTES
@@ -229,6 +231,7 @@ def _extra_bytes(
 
 
 def _totals(accounts: list[SourceAccount]) -> SourceAccount:
+    """Return the account of all sources together, which must close."""
     numbers = ("rows_in", "kept", "samples", "tokens", "supervised_tokens")
     reasons = {
         name: sum((Counter(getattr(account, name)) for account in accounts), Counter())

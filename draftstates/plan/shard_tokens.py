@@ -141,6 +141,7 @@ def _close(
     shard_ids: Sequence[str],
     number: int,
 ) -> int:
+    """Publish the file of a shard; return the number of files that this is, 0 without a writer."""
     if writer is None:
         return 0
     writer.close()

@@ -96,6 +96,7 @@ def summary(failures: Sequence[Failure], *, rules: Iterable[str]) -> str:
 
 
 def _of_rule(rule: str, failures: list[Failure]) -> str:
+    """Describe the failed jobs of one rule; an error that several jobs have comes once."""
     groups: dict[str, list[tuple[Failure, str]]] = defaultdict(list)
     for failure in failures:
         reason = failure.reason()

@@ -240,6 +240,7 @@ class ShardDataset(Dataset):
         return {**self.__dict__, "_open": OrderedDict()}
 
     def _locate(self, i: int) -> tuple[ShardReader, int]:
+        """Return the shard of sample i and the sample's position there."""
         # a range handles negative numbers, and raises IndexError past the end
         i = range(len(self))[i]
         shard, position = self._shard(int(self.index.shard[i])), int(self.index.position[i])
@@ -251,6 +252,7 @@ class ShardDataset(Dataset):
         return shard, position
 
     def _shard(self, number: int) -> ShardReader:
+        """Return an open shard; the one that was not used for longest is closed for it."""
         shard = self._open.pop(number, None)
         if shard is None:
             entry = self.shards[number]
@@ -317,6 +319,7 @@ def _choose_layers(path: Path, capture: CaptureSpec, wanted: Sequence[int] | Non
 
 
 def _split(index: Index, split: str | None, fraction: float, seed: int) -> Index:
+    """Return the samples of a split, or all without one."""
     if split is None:
         return index
     if split not in ("train", "validation") or not 0 < fraction < 1:

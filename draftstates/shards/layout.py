@@ -198,6 +198,7 @@ def _metadata(spec: CaptureSpec, shard_id: str, sample_ids: Sequence[str]) -> di
 
 
 def _write_layout(path: Path, header: bytes, size: int) -> None:
+    """Reserve the whole file on the disk, and write its header."""
     with open(path, "wb") as file:
         try:
             os.posix_fallocate(file.fileno(), 0, size)
@@ -385,6 +386,7 @@ class MappedShard:
         return self._shard.checksum(index)
 
     def _map(self, name: str, first: int, end: int) -> torch.Tensor:
+        """Return rows as a private map of the file."""
         import torch
 
         _, shape, begin, _ = self._shard.header.tensors[name]

@@ -106,6 +106,7 @@ def verify_shard(
 
 
 def _open(path: Path) -> Shard:
+    """Open a shard's file, or refuse the shard."""
     try:
         return Shard(path)
     except OSError as error:
@@ -206,6 +207,7 @@ def _check_recapture_choice(
 def _check_samples(
     file: Shard, receipts: Sequence[ReceiptEntry], scans: Sequence[Scan], *, prefix: bool
 ) -> list[Finding]:
+    """Check each sample's receipt, values and checksum."""
     findings: list[Finding] = []
     for index, (receipt, scan) in enumerate(zip(receipts, scans, strict=True)):
         findings += check_receipt(file, index, receipt, prefix=prefix)
@@ -219,6 +221,7 @@ def _check_samples(
 def _check_alignment(
     file: Shard, receipts: Sequence[ReceiptEntry], *, head: Head, rounding: Rounding
 ) -> tuple[list[Finding], float]:
+    """Check the last states; return the largest disagreement as a share of its limit too."""
     names, findings, usable = file.header.sample_ids, [], []
     for index, receipt in enumerate(receipts):
         if _is_top(receipt.top, vocabulary=len(head.weight)):
@@ -248,6 +251,7 @@ def _check_alignment(
 
 
 def _is_top(top: Any, *, vocabulary: int) -> bool:
+    """Return whether a receipt's top tokens can be compared."""
     try:
         return len(top) == protocol.TOP_TOKENS and all(
             0 <= int(token) < vocabulary and math.isfinite(value) for token, value in top
@@ -259,6 +263,7 @@ def _is_top(top: Any, *, vocabulary: int) -> bool:
 def _check_prefixes(
     file: Shard, again: Shard, recaptures: Sequence[ReceiptEntry], *, limits: Limits
 ) -> tuple[list[Finding], float]:
+    """Compare all prefix recaptures; return the largest of their median distances too."""
     findings, largest = [], 0.0
     for number, recapture in enumerate(recaptures):
         found, typical = check_prefix(file, recapture.position, again, number, limits=limits)
@@ -282,6 +287,7 @@ def _verified_samples(file: Shard, scans: Sequence[Scan]) -> VerifiedSamples:
 def _refuse(
     findings: Sequence[Finding], shard: Path, *, receipts: Sequence[ReceiptEntry] = ()
 ) -> None:
+    """Refuse the shard if a check found something; say what, and what to do."""
     if not findings:
         return
     faulty = {finding.sample_id for finding in findings}
