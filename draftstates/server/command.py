@@ -21,14 +21,11 @@ _CPU = [
     "none",
 ]
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-
-
 DEVICE_VARIABLE = "DRAFTSTATES_DEVICE"
 
 
 def on_gpu(server: Server) -> bool:
     """Return whether the configured server computes on NVIDIA GPUs.
-
 
     `auto` looks for the GPUs of this machine, without importing torch. A step in a container sees
     no GPUs and reads the variable DRAFTSTATES_DEVICE instead (`cuda` or `cpu`).
@@ -49,7 +46,6 @@ def server_settings(config: Configuration, *, spec: CaptureSpec, plan: Path) -> 
     """Return the settings of the lease for a resolved configuration.
 
     They are the same for all jobs of a run, because these jobs share one server.
-
 
     Args:
         config: the resolved configuration.

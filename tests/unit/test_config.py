@@ -31,9 +31,7 @@ def minimal() -> dict:
 
 
 def edited(path: str, value: object) -> dict:
-    """A minimal configuration with one key, named by its path, set to `value`; `None` as a name
-    removes.
-    """
+    """Return a minimal configuration with one key, named by its path, set to `value`."""
     raw = minimal()
     at, keys = raw, path.split(".")
     for key in keys[:-1]:

@@ -15,7 +15,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "train_drafter"
 
 
 def load(name: str) -> ModuleType:
-    """A script of the example, as a module."""
+    """Return a script of the example, as a module."""
     spec = importlib.util.spec_from_file_location(name, EXAMPLE / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

@@ -74,7 +74,7 @@ def test_an_earlier_version_is_refused_by_name_with_the_command(
 
 
 def made(kind: type[Document], files: Files) -> Document:
-    """A record of this kind."""
+    """Return a record of this kind."""
     if kind is Receipts:
         return Receipts.read(files.receipts)
     return {

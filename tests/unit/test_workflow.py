@@ -153,7 +153,7 @@ def imported(file: Path, seen: set[Path], neutral: set[Path]) -> None:
 
 
 def digesting_rules() -> dict[str, list[str]]:
-    """The folders that each rule's digest names."""
+    """Return the folders that each rule's digest names."""
     texts = [path.read_text() for path in sorted((REPOSITORY / "rules").glob("*.smk"))]
     found = {}
     for part in (
@@ -240,7 +240,7 @@ NOW = 1_900_000_000.0
 
 
 def dated(path: Path, seconds: float) -> Path:
-    """A file of this age; negative for one in the future."""
+    """Return a file of this age; negative for one in the future."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
     os.utime(path, (NOW - seconds,) * 2)

@@ -99,7 +99,7 @@ def with_server(stand_in: StandIn, action) -> object:
 
 
 def planned(folder: Path, lengths: list[int], *, target: int = 1) -> Path:
-    """A planned shard's tokens, in a file named by its id; the mask's values are all `target`."""
+    """Return the file of a planned shard's tokens; the mask's values are all `target`."""
     samples = [np.full(n, n, dtype=np.int32) for n in lengths]
     masks = [np.full(n, target, dtype=np.uint8) for n in lengths]
     names = [ids.sample_id(s, mask) for s, mask in zip(samples, masks, strict=True)]

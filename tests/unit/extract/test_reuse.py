@@ -31,7 +31,7 @@ def captured(model: Path) -> Captured:
 
 @pytest.fixture
 def old(captured: Captured, tmp_path: Path) -> Files:
-    """A verified shard below `tmp_path`, a run's folder."""
+    """Return a verified shard below `tmp_path`, a run's folder."""
     files = write(captured, tmp_path / "shards")
     (tmp_path / "verified").mkdir()
     verify(files).publish(tmp_path / "verified" / f"{files.shard_id}.json")
@@ -55,7 +55,7 @@ def lay_out(
 
 
 def successor(captured: Captured, folder: Path, **changes: object) -> layout.Shard:
-    """The same samples without the third, in another order, and a new one in the middle."""
+    """Return the same samples without the third, in another order, and a new one in the middle."""
     tokens, masks = captured.tokens[::-1], captured.masks[::-1]
     tokens[-3], masks[-3] = NEW, np.ones(len(NEW), dtype=np.uint8)
     return lay_out(folder / "new.safetensors", captured, tokens, masks, **changes)

@@ -20,8 +20,10 @@ LISTED, PLANNED, STALE = (digit * 32 for digit in "abc")
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    """A run with a shard in its manifest, one that is planned, and a stale one; another run, and
-    one without a manifest.
+    """Return a results folder with three capture folders.
+
+    The first has a shard in its manifest, one that is planned, and a stale one. The second is
+    no longer planned. The third has no manifest.
     """
     for run, names in (
         ("m-12345678", (LISTED, PLANNED, STALE)),
@@ -110,7 +112,7 @@ def test_a_compact_copy_is_no_run(results: Path) -> None:
 
 
 def building(results: Path, run: str, name: str, *, hours: float) -> Path:
-    """A folder in which a shard was being built, last written to so many hours ago."""
+    """Return a folder in which a shard was being built, last written to so many hours ago."""
     folder = results / run / "shards" / ".building" / f"{name}-12345678"
     folder.mkdir(parents=True)
     for part, content in (("lock", b""), ("shard.safetensors", b"1234567")):

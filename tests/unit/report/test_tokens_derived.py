@@ -36,7 +36,7 @@ ROWS += [ROWS[0], ROWS[1], {"messages": []}]
 
 @pytest.fixture
 def planned(tmp_path, demo_model, monkeypatch):
-    """A plan of one source: its content and the folder of its tokens."""
+    """Return a plan of one source: its content and the folder of its tokens."""
     monkeypatch.setattr(pipeline, "ChatTemplate", lambda folder, **_: template("smollm2"))
     tokens = tmp_path / "tokens"
     tokens.mkdir()
@@ -51,7 +51,7 @@ def planned(tmp_path, demo_model, monkeypatch):
 
 
 def targets(tokens) -> np.ndarray:
-    """All targets of the source, read by other means than those under test."""
+    """Return all targets of the source, read by other means than those under test."""
     table = pq.read_table(tokens / "test.parquet").to_pylist()
     return np.concatenate(
         [np.array(sample["input_ids"])[np.array(sample["loss_mask"]) == 1] for sample in table]

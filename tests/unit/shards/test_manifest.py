@@ -89,7 +89,7 @@ def merged(first: Plan, second: Plan) -> Plan:
 
 
 def miscounted(plan: Plan, source: str | None, field: str) -> Plan:
-    """A plan whose account of a source, or of all of them, has one more of `field`."""
+    """Return a plan whose account of a source, or of all of them, has one more of `field`."""
     accounting = plan.accounting
     old = accounting.totals if source is None else accounting.sources[source]
     new = dataclasses.replace(old, **{field: getattr(old, field) + 1})

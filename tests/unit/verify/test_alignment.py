@@ -43,8 +43,9 @@ def _norm() -> FinalNorm:
 def _serve(
     compute: torch.dtype, stored: torch.dtype, final_norm: str
 ) -> tuple[torch.Tensor, Top, Head, Rounding]:
-    """Final states of whole chats as a server stores them, and the top five that it returns; the
-    end token is likeliest after all.
+    """Return final states of whole chats as a server stores them, and the top five it returns.
+
+    The end token is the likeliest after all of them.
     """
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(VOCABULARY, HIDDEN, generator=generator) * 0.35

@@ -32,7 +32,7 @@ EDGES = {
 
 
 def _plainly(rows: np.ndarray, dtype: torch.dtype) -> list[tuple[int, str]]:
-    """The same in floats, a row at a time."""
+    """Return what `row_faults` returns, computed in floats, a row at a time."""
     signed = {np.uint16: np.int16, np.uint32: np.int32}[FORMATS[dtype]]
     found = []
     for index, row in enumerate(torch.from_numpy(rows.view(signed).copy()).view(dtype).float()):

@@ -40,7 +40,7 @@ def _refused(files: Files) -> str:
 
 
 def _checks(message: str) -> set[str]:
-    """The names of the checks that found something."""
+    """Return the names of the checks that found something."""
     lines = [line for line in message.splitlines() if line.startswith("  ") and ": " in line]
     return {line.split(": ")[1] for line in lines}
 
