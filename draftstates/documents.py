@@ -1,5 +1,6 @@
-"""Documents: records that have a JSON file of their own, which pydantic holds to the record's
-annotations.
+"""Documents: records that have a JSON file of their own.
+
+pydantic compares the file with the record's annotations.
 """
 
 import functools

@@ -1,5 +1,6 @@
-"""Records that travel between the stages, and the documents that they lie in: the plan, a shard's
-receipts, the findings of verification, the manifest.
+"""Records that travel between the stages, and the documents that hold them.
+
+The documents are the plan, a shard's receipts, the findings of verification, and the manifest.
 
 Jobs that read them start by the thousand, so this module imports neither numpy nor torch.
 """
@@ -56,7 +57,7 @@ class SourceAccount(Record):
     supervised_tokens: int
 
     def check(self, name: str) -> None:
-        """Hold the account to promise 1.
+        """Refuse an account that does not close (promise 1).
 
         Args:
             name: whose account it is, for the message.
@@ -80,7 +81,7 @@ class Accounting(Record):
     totals: SourceAccount
 
     def check(self) -> None:
-        """Hold every account to promise 1.
+        """Refuse accounts that do not close (promise 1) or do not add up to the totals.
 
         Raises:
             UserError: an account does not close, or the sources do not add up to the totals.
@@ -165,7 +166,7 @@ class Plan(Document):
         raise UserError(f"shard {shard_id} is not in the plan: run snakemake --cores all")
 
     def check_capture_folder(self, folder: Path) -> None:
-        """Hold the capture folder that a command writes to, to the plan.
+        """Refuse a capture folder to write to that is not the plan's.
 
         Raises:
             UserError: the folder is another one, as where another configuration was planned in
@@ -313,7 +314,7 @@ class Verified(Document):
         return f"to verify the shard: rm -f {shlex.quote(str(path))} && snakemake --cores all"
 
     def check(self, path: Path, *, planned: PlannedShard, capture_key: str) -> None:
-        """Hold the findings to the plan.
+        """Refuse findings that are not those of the planned shard.
 
         Args:
             path: file that they were read from.
