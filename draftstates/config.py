@@ -38,6 +38,7 @@ from draftstates.config_types import (
     Section,
     as_schema,
 )
+from draftstates.engine import flags, variables
 from draftstates.errors import UserError
 from draftstates.files import publish_text
 from draftstates.paths import Results
@@ -191,6 +192,16 @@ class Model(RemoteCode):
         "none",
         description="smollm2 makes the demo's model at `path` first; none expects a model there",
     )
+    engine_args: list[str] = Field(
+        [],
+        description="arguments for SGLang that change the captured numbers, such as"
+        " --kv-cache-dtype, each a string; they enter the capture key",
+    )
+    engine_env: dict[str, str] = Field(
+        {},
+        description="environment variables for SGLang that change the captured numbers, such as"
+        " NVIDIA_TF32_OVERRIDE, each value a string; they enter the capture key",
+    )
 
     @field_validator("name")
     @classmethod
@@ -201,6 +212,18 @@ class Model(RemoteCode):
         if not re.fullmatch(NAME, name):
             raise refusal(f"missing: the folder's name, {name!r}, cannot name a results folder")
         return name
+
+    @field_validator("engine_args")
+    @classmethod
+    def _take_one_spelling(cls, args: list[str]) -> list[str]:
+        _all_accepted(flags.engine_problems(args))
+        return flags.canonical(args)
+
+    @field_validator("engine_env")
+    @classmethod
+    def _refuse_others(cls, env: dict[str, str]) -> dict[str, str]:
+        _all_accepted(variables.engine_problems(env))
+        return env
 
 
 class CaptureOptions(Section):
@@ -322,42 +345,9 @@ class LeaseOptions(Section):
         return self
 
 
-_NOT_FOR_ARGS = {
-    flag: reason
-    for flags, reason in (
-        ("--model-path --model", "use model.path"),
-        ("--dtype", "use capture.compute_dtype"),
-        ("--config --host --port --api-key", "the workflow sets it"),
-        (
-            "--quantization --quantization-param-path --torchao-config --kv-cache-dtype"
-            " --load-format",
-            "it changes the captured numbers, and the capture key would not tell",
-        ),
-        ("--tp --tp-size --tensor-parallel-size", "use server.tensor_parallel"),
-        (
-            "--dp --dp-size --data-parallel-size --attn-dp-size --enable-dp-attention",
-            "use server.replicas, or server.data_parallel_attention",
-        ),
-        (
-            "--pp --pp-size --pipeline-parallel-size",
-            "a pipeline parallel server cannot be captured",
-        ),
-        ("--nnodes", "a server is on one node; use server.replicas"),
-    )
-    for flag in flags.split()
-}
-
-
-def _misplaced(argument: str) -> str | None:
-    """Return the reason why an argument for SGLang is refused, or None."""
-    given = argument.split("=")[0].replace("_", "-")
-    if not given.startswith("--"):
-        return None
-    # SGLang accepts abbreviated flags too
-    meant = [flag for flag in _NOT_FOR_ARGS if flag == given] or [
-        flag for flag in _NOT_FOR_ARGS if flag.startswith(given)
-    ]
-    return f"{given} is not accepted here: {_NOT_FOR_ARGS[meant[0]]}" if meant else None
+def _all_accepted(problems: list[str]) -> None:
+    if problems:
+        raise refusal("; ".join(problems))
 
 
 class Server(LeaseOptions):
@@ -377,12 +367,14 @@ class Server(LeaseOptions):
     )
     args: list[str] = Field(
         [],
-        description="more arguments for SGLang, each a string; refused are those that other keys"
-        " set, pipeline parallel, several nodes, prefill graphs, and those that change the captured"
-        " numbers without the capture key, such as --quantization",
+        description="more arguments for SGLang, each a string: flags that schedule, place, size or"
+        " log, such as --chunked-prefill-size; those that change the captured numbers stand in"
+        " model.engine_args",
     )
     env: dict[str, str] = Field(
-        {}, description="environment variables for SGLang, each value a string"
+        {},
+        description="environment variables for SGLang, each value a string; those that change the"
+        " captured numbers stand in model.engine_env",
     )
     state: ConfiguredPath | None = Field(
         None,
@@ -399,9 +391,14 @@ class Server(LeaseOptions):
     @field_validator("args")
     @classmethod
     def _refuse_misplaced(cls, args: list[str]) -> list[str]:
-        if found := [reason for argument in args if (reason := _misplaced(argument))]:
-            raise refusal("; ".join(found))
+        _all_accepted(flags.server_problems(args))
         return args
+
+    @field_validator("env")
+    @classmethod
+    def _refuse_numeric(cls, env: dict[str, str]) -> dict[str, str]:
+        _all_accepted(variables.server_problems(env))
+        return env
 
     @model_validator(mode="after")
     def _divide_ranks(self) -> Self:

@@ -42,6 +42,8 @@ class CaptureSpec(Record):
         model: name of the target model for people; it does not enter the key.
         model_digest: digest of the target model's content.
         residual_layers: ascending k of the captured r_k.
+        engine_args: flags of the engine that change numbers, in `engine.flags.canonical` order.
+        engine_env: environment variables that change numbers, `NAME=value` each, sorted.
     """
 
     model: str
@@ -53,9 +55,12 @@ class CaptureSpec(Record):
     hidden_size: int
     residual_layers: Items[int]
     final_norm: str
+    engine_args: Items[str] = ()
+    engine_env: Items[str] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "residual_layers", tuple(self.residual_layers))
+        for name in ("residual_layers", "engine_args", "engine_env"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         layers = self.residual_layers
         if list(layers) != sorted(set(layers)) or not layers:
             raise UserError(f"residual_layers must be ascending and distinct, found {list(layers)}")

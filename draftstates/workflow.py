@@ -211,9 +211,7 @@ def check_exports(config: Configuration) -> None:
     if (config.exports or config.draft_vocab_size) and model.exists():
         from draftstates.exports import possible
 
-        chosen = dict(config.capture)
-        spec = content.capture_spec(model, name=config.model.name, capture=chosen)
-        possible.check_exports(config, spec=spec)
+        possible.check_exports(config, spec=content.configured_capture(config))
 
 
 def vocabulary_name(plan: Plan, model: Path, draft_size: int) -> str:

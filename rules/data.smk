@@ -106,6 +106,7 @@ checkpoint plan:
         name=CONFIG.model.name,
         model=model_digest,
         capture=CONFIG.capture.as_text(),
+        engine=[CONFIG.model.engine_args, CONFIG.model.engine_env],
         shards=CONFIG.shards.as_text(),
         checks=CONFIG.checks.as_text(),
         deduplicate=CONFIG.data.deduplicate,

@@ -10,7 +10,7 @@ from pathlib import Path
 from draftstates import config
 from draftstates.errors import run_command
 from draftstates.exports.possible import check_exports
-from draftstates.model.digest import capture_spec
+from draftstates.model.digest import configured_capture
 from draftstates.model.folder import ModelFolder
 from draftstates.model.head import read_head
 from draftstates.plan.plan import PlanOptions, make_plan
@@ -40,7 +40,7 @@ def main() -> None:
     model = ModelFolder(arguments.model)
     # A model whose states cannot be verified is refused before a GPU is taken.
     read_head(model, final_norm=settings.capture.final_norm)
-    spec = capture_spec(model, name=settings.model.name, capture=dict(settings.capture))
+    spec = configured_capture(settings, model)
     check_exports(settings, spec=spec)
     plan = make_plan(
         arguments.tokens,

@@ -1,35 +1,37 @@
 """Digests of a model and its tokenizer by content, and the capture that a configuration asks for.
 
 The model's digest enters the capture key. The tokenizer's digest decides when rows are tokenised a
-second time.
+second time; it does not enter the key.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from draftstates.config import Configuration
 from draftstates.errors import UserError
 from draftstates.files import files_digest
 from draftstates.model.folder import ModelFolder, unreadable_weights
 from draftstates.spec import CaptureSpec, chosen_layers
 
-# The tokenizer's files that enter the model's digest, out of `folder.TOKENIZER_FILES`.
-_TOKENIZER_IN_DIGEST = frozenset(
-    (
-        "added_tokens.json",
-        "chat_template.jinja",
-        "chat_template.json",
-        "merges.txt",
-        "special_tokens_map.json",
-        "tiktoken.model",
-        "tokenizer.json",
-        "tokenizer.model",
-        "tokenizer_config.json",
-        "vocab.json",
-    )
+# Files beside the weights that decide what an engine computes, as patterns of `Path.glob`. Neither
+# the tokenizer nor the chat template is among them: a sample's ids are its own, so that a change of
+# these files tokenises again and captures what has other ids.
+_CONTENT = (
+    "config.json",
+    "generation_config.json",
+    "params.json",
+    "hf_quant_config.json",
+    "quant_config.json",
+    "quantize_config.json",
+    "*.safetensors.index.json",
+    "**/*.py",
 )
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 # Keys that name a file's origin and the program that wrote it.
 _NOT_CONTENT = (
     "_name_or_path",
@@ -44,30 +46,60 @@ _TENSORS = 320
 
 
 def model_digest(model: ModelFolder) -> str:
-    """Return what identifies a model by content: a hub commit or a hash over its files.
+    """Return a hash that identifies a model by content.
 
-    In a hub cache it is the hub commit. Otherwise it is a hash that covers `config.json` and
-    tokenizer. Of each weight file the hash covers the tensor headers, the size, 64 blocks of 4 KiB
-    spread over the file and one block of each tensor (of 320 tensors, spread over the file, if it
-    has more). It may miss a change of a few numbers of a tensor. Paths, dates and the program that
-    wrote the config do not enter.
+    It covers `config.json`, `generation_config.json`, files that describe a quantisation, the index
+    of the weights and Python code. Of each weight file it covers the tensor headers, the size, 64
+    blocks of 4 KiB spread over the file and one block of each tensor (of 320 tensors, spread over
+    the file, if it has more). It may miss a change of a few numbers of a tensor, except in a hub
+    cache: the files of a cache are links to blobs whose names are hashes of their whole content,
+    and the hash covers these names. Paths, dates and the program that wrote the config do not
+    enter.
 
     Raises:
         UserError: the folder holds no model or no safetensors weights.
     """
-    files = model.weight_files
-    if model.hub_commit:
-        return f"commit-{model.hub_commit}"
-    total = hashlib.sha256(b"draftstates.model.v2\0" + _canonical(model.config_path))
-    for file in model.tokenizer_files:
-        if file.name in _TOKENIZER_IN_DIGEST and file.parent == model.path:
-            content = _canonical(file) if file.name.endswith("config.json") else file.read_bytes()
-            total.update(f"\0{file.name}\0".encode() + content)
-    for file in files:
-        total.update(f"\0{file.name}\0{file.stat().st_size}\0".encode())
+    weights = model.weight_files
+    described = _described_files(model)
+    names = [_blob(file) for file in weights]
+    cached = all(names)
+    total = hashlib.sha256(b"draftstates.model.v3\0")
+    for file in described:
+        content = _canonical(file) if file.suffix == ".json" else file.read_bytes()
+        total.update(f"\0{file.relative_to(model.path)}\0{len(content)}\0".encode() + content)
+    for file, blob in zip(weights, names, strict=True):
+        total.update(f"\0{file.name}\0{file.stat().st_size}\0{blob if cached else ''}\0".encode())
         for block in _sampled_blocks(file):
             total.update(block)
-    return f"content-{total.hexdigest()[:40]}"
+    return f"{'hub' if cached else 'content'}-{total.hexdigest()[:40]}"
+
+
+def _described_files(model: ModelFolder) -> list[Path]:
+    """Return the files beside the weights that decide what an engine computes, by path."""
+    found = {file for pattern in _CONTENT for file in model.path.glob(pattern) if file.is_file()}
+    # `config.json` is named where it is missing, too: its reader says what to do
+    return sorted(
+        file
+        for file in {*found, model.config_path}
+        if not any(part.startswith(".") for part in file.relative_to(model.path).parts)
+    )
+
+
+def _blob(file: Path) -> str | None:
+    """Return the blob that a file of a Hugging Face cache is a link to.
+
+    Such a link leads from `<repository>/snapshots/<commit>/` into `<repository>/blobs/`, to a file
+    that the hub names by the SHA-256 of its content.
+    """
+    target = file.resolve()
+    folder = file.parent.resolve()
+    in_cache = (
+        file.is_symlink()
+        and folder.parent.name == "snapshots"
+        and target.parent == folder.parent.parent / "blobs"
+        and _SHA256.fullmatch(target.name)
+    )
+    return target.name if in_cache else None
 
 
 def tokenizer_digest(model: ModelFolder) -> str:
@@ -92,14 +124,39 @@ def check_content(model: ModelFolder, *, expected: str) -> None:
         )
 
 
+def configured_capture(config: Configuration, model: ModelFolder | None = None) -> CaptureSpec:
+    """Return the capture that a configuration asks for.
+
+    Args:
+        model: where the configured model lies; None for `model.path`.
+
+    Raises:
+        UserError: the model does not have the layers.
+    """
+    return capture_spec(
+        model or ModelFolder(config.model.path),
+        name=config.model.name,
+        capture=dict(config.capture),
+        engine_args=config.model.engine_args,
+        engine_env=config.model.engine_env,
+    )
+
+
 def capture_spec(
-    model: ModelFolder, *, name: str | None, capture: Mapping[str, Any]
+    model: ModelFolder,
+    *,
+    name: str | None,
+    capture: Mapping[str, Any],
+    engine_args: Sequence[str] = (),
+    engine_env: Mapping[str, str] = MappingProxyType({}),
 ) -> CaptureSpec:
     """Return the capture that a configuration's `capture` section asks of a model.
 
     Args:
         name: the name for people; None for the folder's.
         capture: residual_layers ("eagle3" or a list), final_norm, stored_dtype, compute_dtype.
+        engine_args: the engine's flags that change numbers, in one spelling and order.
+        engine_env: the engine's variables that change numbers.
 
     Raises:
         UserError: the model does not have the layers.
@@ -114,6 +171,8 @@ def capture_spec(
         hidden_size=model.hidden_size,
         residual_layers=chosen_layers(capture["residual_layers"], num_layers=model.num_layers),
         final_norm=capture["final_norm"],
+        engine_args=tuple(engine_args),
+        engine_env=tuple(f"{name}={value}" for name, value in sorted(engine_env.items())),
     )
 
 

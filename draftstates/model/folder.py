@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from draftstates.config import Configuration
+from draftstates.engine import flags
 from draftstates.errors import UserError
 from draftstates.model.family import text_config
 from draftstates.spec import chosen_layers
@@ -23,7 +24,6 @@ from draftstates.spec import chosen_layers
 if TYPE_CHECKING:
     import torch
 
-_HUB_COMMIT = re.compile(r"[0-9a-f]{40}")
 # Files that decide which tokens a text becomes and which of them end a turn, as patterns of
 # `Path.glob`. `config.json` and `generation_config.json` name end tokens and the tokenizer's class;
 # `*.py` is the code of a tokenizer that transformers does not have.
@@ -41,6 +41,14 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "tokenizer*",
     "vocab*",
+)
+# Keys that name the context length, in the order in which SGLang reads them.
+_CONTEXT_LENGTHS = (
+    "max_sequence_length",
+    "seq_length",
+    "max_seq_len",
+    "model_max_length",
+    "max_position_embeddings",
 )
 _OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
 
@@ -66,14 +74,6 @@ class ModelFolder:
     def exists(self) -> bool:
         """Return whether the folder holds a model; the rule that makes it may not have run yet."""
         return self.config_path.exists()
-
-    @property
-    def hub_commit(self) -> str | None:
-        """Return the commit that a folder of a Hugging Face cache is a snapshot of."""
-        for folder in (self.path.absolute(), self.path.resolve()):
-            if folder.parent.name == "snapshots" and _HUB_COMMIT.fullmatch(folder.name):
-                return folder.name
-        return None
 
     @property
     def name(self) -> str:
@@ -126,6 +126,16 @@ class ModelFolder:
         return self._count("vocab_size")
 
     @property
+    def context_length(self) -> int | None:
+        """Return the most tokens that a request may have, as SGLang derives it, or None."""
+        scaling = self.text.get("rope_scaling") or self.text.get("rope_parameters") or {}
+        factor = scaling.get("factor") or 1
+        if "original_max_position_embeddings" in scaling or scaling.get("rope_type") == "llama3":
+            factor = 1
+        longest = next((self.text[key] for key in _CONTEXT_LENGTHS if self.text.get(key)), None)
+        return int(factor * longest) if longest else None
+
+    @property
     def dtype(self) -> str | None:
         """Return the number format of the weights; older files call it `torch_dtype`."""
         places = (
@@ -138,7 +148,8 @@ class ModelFolder:
         """Return the method by which the weights are quantised; None for plain weights."""
         found = self.config.get("quantization_config") or self.text.get("quantization_config")
         if not found:
-            return None
+            # NVIDIA's ModelOpt may describe the quantisation in a file of its own
+            return "modelopt" if (self.path / "hf_quant_config.json").exists() else None
         if not isinstance(found, dict):
             raise self._wrong("quantization_config", "a mapping", found)
         return str(found.get("quant_method", "unknown"))
@@ -233,7 +244,8 @@ def _read_mapping(file: Path) -> dict[str, Any]:
 
 
 def check_model(config: Configuration) -> None:
-    """Refuse a model that is missing and that no rule makes, and layers that it does not have.
+    """Refuse a model that is missing and that no rule makes, layers that it does not have, and
+    samples that are longer than its context.
 
     Raises:
         UserError: names the key of the configuration, what was found and what to do.
@@ -249,3 +261,18 @@ def check_model(config: Configuration) -> None:
         chosen_layers(config.capture.residual_layers, num_layers=num_layers)
     except UserError as error:
         raise UserError(f"capture.{error}") from None
+    _check_context(config, model)
+
+
+def _check_context(config: Configuration, model: ModelFolder) -> None:
+    """Refuse samples that the server would refuse: it generates one token behind each."""
+    lengths = {str(model.config_path): model.context_length}
+    for name, values in flags.split(config.server.args):
+        if name == "--context-length" and values and values[0].isdigit():
+            lengths["--context-length in server.args"] = int(values[0])
+    for origin, longest in lengths.items():
+        if longest and config.data.max_tokens >= longest:
+            raise UserError(
+                f"data.max_tokens: expected less than {longest:,}, the context length by {origin},"
+                f" found {config.data.max_tokens:,}: longer samples cannot be captured"
+            )

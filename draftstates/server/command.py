@@ -76,7 +76,7 @@ def server_settings(config: Configuration, *, spec: CaptureSpec, plan: Path) -> 
     return ServerSettings(
         **{name: getattr(server, name) for name in LeaseOptions.model_fields},
         command=sglang_command(config, spec=spec),
-        env={**server_environment(config, spec=spec, root=results), **server.env},
+        env={**server.env, **server_environment(config, spec=spec, root=results)},
         image=image.resolve() if image else None,
         image_args=_image_arguments(config),
         scratch=scratch(config),
@@ -130,7 +130,7 @@ def sglang_command(config: Configuration, *, spec: CaptureSpec) -> list[str]:
         command.append("--trust-remote-code")
     if not on_gpu(config.server):
         command += _CPU
-    return command + config.server.args
+    return [*command, *spec.engine_args, *config.server.args]
 
 
 def _image_arguments(config: Configuration) -> list[str]:
@@ -152,7 +152,8 @@ def server_environment(config: Configuration, *, spec: CaptureSpec, root: Path) 
         queue_bytes=config.server.queue_bytes,
         writers=config.server.writers,
     )
-    environment = {**_OFFLINE, **settings.to_environment()}
+    chosen = dict(variable.split("=", 1) for variable in spec.engine_env)
+    environment = {**chosen, **_OFFLINE, **settings.to_environment()}
     if not on_gpu(config.server):
         # compiling for a CPU takes longer than it saves
         environment["TORCHDYNAMO_DISABLE"] = "1"

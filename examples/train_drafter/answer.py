@@ -14,8 +14,7 @@ from transformers import AutoTokenizer
 from draftstates import config
 from draftstates.errors import UserError, run_command
 from draftstates.files import publish
-from draftstates.model.digest import capture_spec
-from draftstates.model.folder import ModelFolder
+from draftstates.model.digest import configured_capture
 from draftstates.server.address import Address
 from draftstates.server.command import server_settings
 from draftstates.server.lease import lease
@@ -85,11 +84,7 @@ def main() -> None:
         "max_new_tokens": arguments.max_new_tokens,
         "stop_token_ids": [tokenizer.eos_token_id],
     }
-    spec = capture_spec(
-        ModelFolder(settings.model.path),
-        name=settings.model.name,
-        capture=dict(settings.capture),
-    )
+    spec = configured_capture(settings)
     # The server's self-test reads from here what it is to capture.
     plan = settings.results / "capture.json"
     plan.write_text(json.dumps({"capture": {**spec.__dict__, "key": spec.key}}, default=list))

@@ -13,6 +13,7 @@ FOUNDATION = {
     "config_types",
     "containers",
     "documents",
+    "engine",
     "errors",
     "files",
     "ids",

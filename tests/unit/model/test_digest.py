@@ -2,6 +2,7 @@
 follows the model's digest.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -14,7 +15,6 @@ from safetensors.torch import save_file
 
 from draftstates.errors import UserError
 from draftstates.model.digest import (
-    _TOKENIZER_IN_DIGEST,
     capture_spec,
     check_content,
     model_digest,
@@ -40,7 +40,7 @@ def test_the_digest_ignores_path_dates_and_origin(tmp_path: Path) -> None:
     assert model_digest(first) == model_digest(second)
 
 
-@pytest.mark.parametrize("changed", ["weights", "one tensor", "config", "tokenizer"])
+@pytest.mark.parametrize("changed", ["weights", "one tensor", "config"])
 def test_the_digest_follows_content(tmp_path: Path, changed: str) -> None:
     model = make(tmp_path / "a")
     weights = model.path / "model.safetensors"
@@ -49,37 +49,59 @@ def test_the_digest_follows_content(tmp_path: Path, changed: str) -> None:
         save_file({name: tensor + 1 for name, tensor in tensors().items()}, weights)
     elif changed == "one tensor":
         save_file({**tensors(), "model.norm.weight": torch.zeros(HIDDEN)}, weights)
-    elif changed == "config":
-        model.config_path.write_text(json.dumps({**CONFIG, "rms_norm_eps": 1e-6}))
     else:
-        (model.path / "tokenizer.json").write_text('{"a": 1}')
+        model.config_path.write_text(json.dumps({**CONFIG, "rms_norm_eps": 1e-6}))
     os.utime(weights, ns=(date, date))
     assert model_digest(model) != before
-
-
-@pytest.mark.parametrize("name", sorted(_TOKENIZER_IN_DIGEST))
-def test_each_tokenizer_file_of_the_models_digest_enters_both_digests(
-    tmp_path: Path, name: str
-) -> None:
-    model = make(tmp_path / "a")
-    before = model_digest(model), tokenizer_digest(model)
-    (model.path / name).write_text('{"a": 1}')
-    after = model_digest(model), tokenizer_digest(model)
-    assert all(one != other for one, other in zip(before, after, strict=True))
 
 
 @pytest.mark.parametrize(
     "name",
     [
         "generation_config.json",
+        "hf_quant_config.json",
+        "quantize_config.json",
+        "model.safetensors.index.json",
+        "params.json",
+        "modeling_kimi.py",
+        "remote/attention.py",
+    ],
+)
+def test_what_decides_the_numbers_beside_the_weights_enters_the_digest(
+    tmp_path: Path, name: str
+) -> None:
+    model = make(tmp_path / "a")
+    file = model.path / name
+    file.parent.mkdir(exist_ok=True)
+    found = [model_digest(model)]
+    for text in ('{"a": 1}', '{"a": 2}'):
+        file.write_text(text)
+        found.append(model_digest(model))
+    assert len(set(found)) == 3
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "added_tokens.json",
+        "chat_template.jinja",
+        "chat_template.json",
+        "merges.txt",
+        "special_tokens_map.json",
+        "tokenizer.json",
+        "tokenizer.model",
+        "tokenizer_config.json",
+        "vocab.json",
         "vocab.txt",
         "spiece.model",
         "qwen.tiktoken",
-        "tokenization_kimi.py",
         "additional_chat_templates/chat_template.jinja",
     ],
 )
-def test_other_tokenizer_files_enter_the_tokenizers_digest_alone(tmp_path: Path, name: str) -> None:
+def test_tokenizer_and_template_enter_the_tokenizers_digest_alone(
+    tmp_path: Path, name: str
+) -> None:
+    """Samples hold ids: another template tokenises again, and captures what has other ids."""
     model = make(tmp_path / "a")
     whole, tokenizer = model_digest(model), tokenizer_digest(model)
     (model.path / name).parent.mkdir(exist_ok=True)
@@ -121,12 +143,52 @@ def test_a_change_of_any_one_tensor_is_seen(tmp_path: Path) -> None:
         assert model_digest(model) != before
 
 
-def test_a_hub_snapshot_is_its_commit(tmp_path: Path) -> None:
-    commit = "0123456789abcdef0123456789abcdef01234567"
-    model = make(tmp_path / "models--Qwen--Qwen3-8B" / "snapshots" / commit)
-    assert model_digest(model) == f"commit-{commit}"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def make_cache(folder: Path, *, commit: str = COMMIT) -> ModelFolder:
+    """Write a model in the layout of a hub cache: a snapshot of links into `blobs`."""
+    made = make(folder / "made")
+    snapshot = folder / "models--a--b" / "snapshots" / commit
+    blobs = snapshot.parents[1] / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir(exist_ok=True)
+    for file in made.path.iterdir():
+        blob = blobs / hashlib.sha256(file.read_bytes()).hexdigest()
+        shutil.move(file, blob)
+        (snapshot / file.name).symlink_to(os.path.relpath(blob, snapshot))
+    return ModelFolder(snapshot)
+
+
+def test_in_a_hub_cache_the_hash_of_the_whole_weights_enters(tmp_path: Path) -> None:
+    model = make_cache(tmp_path)
+    before = model_digest(model)
+    assert before.startswith("hub-")
     (tmp_path / "link").symlink_to(model.path)
-    assert model_digest(ModelFolder(tmp_path / "link")) == f"commit-{commit}"
+    assert model_digest(ModelFolder(tmp_path / "link")) == before
+    weights = model.path / "model.safetensors"
+    other = weights.resolve().with_name("0" * 64)
+    shutil.copy(weights, other)
+    weights.unlink()
+    weights.symlink_to(other)
+    assert model_digest(model) != before
+
+
+def test_another_commit_with_the_same_model_is_the_same_model(tmp_path: Path) -> None:
+    """A commit that changes the chat template alone captures nothing again."""
+    first = make_cache(tmp_path / "first")
+    second = make_cache(tmp_path / "second", commit="f" * 40)
+    (second.path / "chat_template.jinja").write_text("{# a comment #}")
+    assert model_digest(first) == model_digest(second)
+
+
+def test_a_folder_that_is_only_named_like_a_hub_cache_is_told_by_its_content(
+    tmp_path: Path,
+) -> None:
+    places = [tmp_path / name / "snapshots" / COMMIT for name in ("one", "two")]
+    first, second = make(places[0]), make(places[1], weights={"a": torch.zeros(8)})
+    assert model_digest(first).startswith("content-")
+    assert model_digest(first) != model_digest(second)
 
 
 def test_a_file_with_another_header_is_refused(tmp_path: Path) -> None:
@@ -158,6 +220,10 @@ def test_the_capture_key_follows_content_and_not_the_name(tmp_path: Path) -> Non
     spec = capture_spec(model, name=None, capture=CAPTURE)
     assert (spec.model, spec.residual_layers) == ("a", (2, 4, 5))
     assert spec.key == capture_spec(model, name="other", capture=CAPTURE).key
+    quantised = {"engine_args": ["--kv-cache-dtype", "fp8_e4m3"]}
+    assert spec.key != capture_spec(model, name=None, capture=CAPTURE, **quantised).key
+    exact = {"engine_env": {"NVIDIA_TF32_OVERRIDE": "0"}}
+    assert spec.key != capture_spec(model, name=None, capture=CAPTURE, **exact).key
     others = {**CAPTURE, "residual_layers": [1]}
     assert spec.key != capture_spec(model, name=None, capture=others).key
     with pytest.raises(UserError, match=r"expected k in 0..8"):

@@ -38,13 +38,45 @@ def test_an_older_file_calls_the_dtype_torch_dtype(tmp_path: Path) -> None:
     assert model.dtype == "float16"
 
 
-def test_a_hub_snapshot_has_the_models_name_and_its_commit(tmp_path: Path) -> None:
+def test_a_hub_snapshot_has_the_models_name(tmp_path: Path) -> None:
     commit = "0123456789abcdef0123456789abcdef01234567"
     model = make(tmp_path / "models--Qwen--Qwen3-8B" / "snapshots" / commit)
-    assert (model.name, model.hub_commit) == ("Qwen3-8B", commit)
-    (tmp_path / "link").symlink_to(model.path)
-    assert ModelFolder(tmp_path / "link").hub_commit == commit
-    assert make(tmp_path / "snapshots" / "latest").hub_commit is None
+    assert model.name == "Qwen3-8B"
+
+
+@pytest.mark.parametrize(
+    ("config", "longest"),
+    [
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 2}}, 8192),
+        (
+            {
+                "max_position_embeddings": 131072,
+                "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
+            },
+            131072,
+        ),
+        (
+            {
+                "max_position_embeddings": 163840,
+                "rope_scaling": {"factor": 40, "original_max_position_embeddings": 4096},
+            },
+            163840,
+        ),
+        ({}, None),
+    ],
+)
+def test_the_context_length_is_the_one_that_sglang_derives(
+    tmp_path: Path, config: dict, longest: int | None
+) -> None:
+    assert make(tmp_path / "a", config=config).context_length == longest
+
+
+def test_a_quantisation_in_modelopts_own_file_is_seen(tmp_path: Path) -> None:
+    model = make(tmp_path / "a")
+    assert model.quantization is None
+    (model.path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    assert model.quantization == "modelopt"
 
 
 def test_end_ids_come_from_both_files_as_number_or_list(tmp_path: Path) -> None:

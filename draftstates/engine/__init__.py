@@ -1,0 +1,1 @@
+"""The engine's flags and environment variables: which change numbers, and which are refused."""
