@@ -15,7 +15,7 @@ from pathlib import Path
 
 from server_harness import Running, serve
 
-from draftstates.capture.plugin import MADE_UP
+from draftstates.capture.numbers import MADE_UP
 from draftstates.config import resolve
 from draftstates.extract.client import Endpoint
 from draftstates.model.digest import model_digest

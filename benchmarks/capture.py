@@ -39,6 +39,7 @@ from server_harness import CPU_FLAGS, Running
 from draftstates.extract.client import CaptureFailed, Client, Work
 from draftstates.extract.extract import ExtractOptions, lay_out
 from draftstates.model.folder import ModelFolder
+from draftstates.paths import BUILDING
 from draftstates.plan.shard_tokens import ShardTokens
 
 _SHARD_BYTES = 8e9
@@ -195,7 +196,8 @@ def lay_out_shards(
     server: Running, samples: list[np.ndarray], folder: Path, shards: int
 ) -> tuple[list[Work], dict[Path, int]]:
     """Lay out shards and recaptures files; return the work that fills them, and their rows."""
-    folder.mkdir()
+    folder = folder / BUILDING
+    folder.mkdir(parents=True)
     work, rows = [], {}
     for number in range(shards):
         mine = samples[number::shards]

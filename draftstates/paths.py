@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+# A server writes only below a folder of this name: what lies outside is published.
+BUILDING = ".building"
 SHARD_SUFFIX = ".safetensors"
 RECAPTURES_SUFFIX = ".recaptures.safetensors"
 RECEIPTS_SUFFIX = ".receipts.json"
@@ -62,7 +64,7 @@ class Capture:
     @property
     def building(self) -> Path:
         """The folder of unfinished shards."""
-        return self.shards / ".building"
+        return self.shards / BUILDING
 
     @property
     def server(self) -> Path:
@@ -206,9 +208,18 @@ class Results:
         """Return the folder of a drafter's vocabulary."""
         return self.root / "vocabulary" / key
 
+    @property
+    def selftests(self) -> Path:
+        """The folder of all self-tests."""
+        return self.root / ".selftest"
+
     def selftest(self, host: str) -> Path:
         """Return the folder where the self-test of a server on this host captures."""
-        return self.root / ".selftest" / host
+        return self.selftests / BUILDING / host
+
+    def passed(self, mark: str) -> Path:
+        """Return the file that says that a server has passed a self-test after an update."""
+        return self.selftests / f"passed-{mark}"
 
     def capture(self, name: str) -> Capture:
         return Capture(self.root / name)

@@ -9,10 +9,13 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import importlib.metadata
+import importlib.util
 import os
 import re
 import shlex
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -212,6 +215,43 @@ def check_exports(config: Configuration) -> None:
         from draftstates.exports import possible
 
         possible.check_exports(config, spec=content.configured_capture(config))
+
+
+def check_engine_arguments(config: Configuration, *, cache: Path | None = None) -> None:
+    """Refuse arguments that SGLang's own parser refuses, before anything runs.
+
+    SGLang's import takes seconds, so arguments that were accepted once are not asked for again.
+    Where the server is in an image, or this Python has no SGLang, the server itself refuses.
+
+    Args:
+        cache: folder of empty files, one for each accepted list of arguments; None for the user's.
+
+    Raises:
+        UserError: names the argument and what SGLang says of it.
+    """
+    asked = list(config.model.engine_args)
+    if config.server.launcher != "external":
+        asked += config.server.args
+    if not asked or config.containers.sglang or importlib.util.find_spec("sglang") is None:
+        return
+    version = importlib.metadata.version("sglang")
+    cache = cache or Path(
+        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "draftstates", "arguments"
+    )
+    accepted = cache / hashlib.sha256("\0".join([version, *asked]).encode()).hexdigest()[:32]
+    if accepted.exists():
+        return
+    command = [sys.executable, "-m", "draftstates.capture.arguments", *asked]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        reason = done.stderr.strip().rpartition("error: ")[2] or f"status {done.returncode}"
+        raise UserError(
+            f"server.args, model.engine_args: SGLang {version} refuses {shlex.join(asked)}:"
+            f" {reason}"
+        )
+    with contextlib.suppress(OSError):
+        cache.mkdir(parents=True, exist_ok=True)
+        accepted.touch()
 
 
 def vocabulary_name(plan: Plan, model: Path, draft_size: int) -> str:

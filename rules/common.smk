@@ -51,6 +51,7 @@ SOURCES = {source.name: source for source in CONFIG.data.sources}
 if workflow.is_main_process:
     try:
         ask.check_exports(CONFIG)
+        ask.check_engine_arguments(CONFIG)
         ask.check_times(
             [
                 *(path for source in CONFIG.data.sources for path in source.files),

@@ -16,6 +16,7 @@ from draftstates.capture.settings import CaptureSettings
 from draftstates.errors import UserError
 from draftstates.extract import protocol
 from draftstates.files import first_difference
+from draftstates.paths import BUILDING, Results
 from draftstates.shards import layout
 from draftstates.spec import STORED_DTYPES
 
@@ -23,6 +24,11 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 # SYNC_FILE_RANGE_WRITE: start the write-back, do not wait for it
 _START_WRITE_BACK = 2
 _MOST_OPEN = 256
+
+
+def is_self_tests(file: str) -> bool:
+    """Return whether a request's file, relative to the root, belongs to a self-test."""
+    return Path(os.path.normpath(file)).parts[:1] == (Results(Path()).selftests.name,)
 
 
 class DestinationFile:
@@ -130,8 +136,8 @@ class Destinations:
         """Return the open destination of a request.
 
         Raises:
-            UserError: the file lies outside the root, is missing, or is laid out for another
-                capture.
+            UserError: the file lies outside the root or the building folders, is missing, or is
+                laid out for another capture.
         """
         if file not in self._open:
             path = (self._settings.root / file).resolve()
@@ -140,8 +146,15 @@ class Destinations:
                     f"{file} lies outside {self._settings.root}, the folder that this server was"
                     " started with"
                 )
+            if BUILDING not in path.relative_to(self._settings.root).parts[:-1]:
+                raise UserError(
+                    f"{file} is not below a folder {BUILDING}: a server writes shards under"
+                    " construction alone, never one that is published"
+                )
             if not path.exists():
                 raise UserError(f"the server sees no {path}; its root is {self._settings.root}")
+            if path.stat().st_nlink > 1:
+                raise UserError(f"{file} has another name too: expected a file of its own")
             # A deleted file takes room on the disk for as long as it is open.
             self._open = {name: each for name, each in self._open.items() if each.is_in_place()}
             self._open[file] = DestinationFile(path, self._settings)

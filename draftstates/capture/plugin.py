@@ -20,7 +20,13 @@ LOGITS = "sglang.srt.layers.logits_processor.LogitsProcessor.forward"
 FORWARD_BATCH = "sglang.srt.model_executor.forward_batch_info.ForwardBatch"
 LOGITS_OUTPUT = "sglang.srt.layers.logits_processor.LogitsProcessorOutput"
 PARALLEL = "sglang.srt.runtime_context.get_parallel"
+SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
 GRAPHS = "sglang.srt.model_executor.cuda_graph_config.check_cuda_graph_backend"
+WEIGHT_UPDATES = (
+    "update_weights_from_disk",
+    "update_weights_from_tensor",
+    "update_weights_from_ipc",
+)
 LOGITS_PARAMETERS = (
     "input_ids",
     "hidden_states",
@@ -28,9 +34,6 @@ LOGITS_PARAMETERS = (
     "logits_metadata",
     "aux_hidden_states",
 )
-# Stands for the digest of a model whose weights a server makes up (`--load-format dummy`), for
-# benchmarks.
-MADE_UP = "made-up weights"
 FORWARD_BATCH_FIELDS = (
     "rids",
     "extend_prefix_lens_cpu",
@@ -51,12 +54,22 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     check_seams()
-    from draftstates.capture import mla_cpu
-    from draftstates.capture.recorder import Recorder
+    from draftstates.capture import mla_cpu, numbers
+    from draftstates.capture.admission import Admission, answering
+    from draftstates.capture.recorder import VERSION, Recorder
 
-    recorder = Recorder(settings)
+    numbers.remember_start()
+    if not hasattr(resolve(SERVER_ARGS), "resolve_once"):
+        # SGLang 0.5.17 resolves its arguments in place.
+        given = f"{SERVER_ARGS}.__post_init__"
+        HookRegistry.register(given, numbers.remember_arguments, HookType.BEFORE)
+    admission = Admission(settings)
+    recorder = Recorder(settings, admission)
+    HookRegistry.register(LOAD_MODEL, admission.before_load_model, HookType.BEFORE)
+    HookRegistry.register(LOAD_MODEL, admission.after_load_model, HookType.AFTER)
     HookRegistry.register(LOAD_MODEL, recorder.after_load_model, HookType.AFTER)
-    HookRegistry.register(LOGITS, recorder.after_logits, HookType.AFTER)
+    answer = answering(recorder.after_logits, version=VERSION)
+    HookRegistry.register(LOGITS, answer, HookType.AFTER)
     mla_cpu.register()
 
 
@@ -69,6 +82,11 @@ def check_seams() -> None:
     resolve(LOAD_MODEL)
     resolve(PARALLEL)
     resolve(GRAPHS)
+    from draftstates.capture import weights
+
+    for place in weights.OTHERS:
+        resolve(place)
+    require(weights.UPDATER, found=dir(resolve(weights.UPDATER)), needed=WEIGHT_UPDATES)
     require(
         LOGITS, found=list(inspect.signature(resolve(LOGITS)).parameters), needed=LOGITS_PARAMETERS
     )
@@ -109,8 +127,29 @@ def check_server(*, pp_size: int, dp_size: int, nodes: int) -> None:
         )
 
 
+def check_numbers(arguments: object, config: object, *, spec: CaptureSpec) -> None:
+    """Refuse a server whose settings change numbers in a way that the capture key does not name.
+
+    Call it before the model is loaded.
+
+    Args:
+        arguments: SGLang's `ServerArgs`.
+        config: SGLang's `ModelConfig`.
+        spec: the capture that was planned.
+
+    Raises:
+        SystemExit: names the setting.
+    """
+    from draftstates.capture import numbers
+
+    try:
+        numbers.check(arguments, config, spec=spec)
+    except (numbers.Refused, UserError) as error:
+        refuse(str(error))
+
+
 def check_model(arguments: object, config: object, *, spec: CaptureSpec) -> None:
-    """Refuse a loaded model with another content or another number format than the capture's.
+    """Refuse a model with another content or another number format than the capture's.
 
     Args:
         arguments: SGLang's `ServerArgs`.
@@ -120,6 +159,8 @@ def check_model(arguments: object, config: object, *, spec: CaptureSpec) -> None
     Raises:
         SystemExit: names the difference; the capture key would not tell the rows apart.
     """
+    from draftstates.capture.numbers import MADE_UP
+
     try:
         digest = (
             MADE_UP
@@ -135,15 +176,11 @@ def check_model(arguments: object, config: object, *, spec: CaptureSpec) -> None
         )
     if str(config.dtype) != f"torch.{spec.compute_dtype}":
         refuse(f"it computes in {config.dtype}, but the capture is of {spec.compute_dtype}")
-    if config.quantization and not spec.quantization:
+    online = "--quantization" in spec.engine_args
+    if config.quantization and not spec.quantization and not online:
         refuse(
             f"it quantises the model ({config.quantization}), but the capture is of a model that is"
             " not quantised"
-        )
-    if arguments.json_model_override_args not in ("", "{}"):
-        refuse(
-            f"its model's configuration is changed by {arguments.json_model_override_args}; change"
-            " the model's config.json instead"
         )
 
 

@@ -11,6 +11,7 @@ import sys
 import torch
 
 from draftstates.capture import plugin, siblings, taps
+from draftstates.capture.admission import Admission
 from draftstates.capture.blocks import BlockPool
 from draftstates.capture.files import DestinationFile, Destinations
 from draftstates.capture.settings import CaptureSettings
@@ -21,14 +22,15 @@ from draftstates.extract.protocol import Destination
 
 _IDS_BYTES = 4
 # SGLang finds the plug-in by the installed package's entry point, so the package has metadata
-_VERSION = importlib.metadata.version("draftstates")
+VERSION = importlib.metadata.version("draftstates")
 
 
 class Recorder:
     """Recorder of the rows of requests whose id names a destination."""
 
-    def __init__(self, settings: CaptureSettings) -> None:
+    def __init__(self, settings: CaptureSettings, admission: Admission) -> None:
         self._settings = settings
+        self._admission = admission
         self._dtype = settings.spec.torch_dtype
         self._taps: taps.Taps | None = None
         self._writers: Writers | None = None
@@ -69,7 +71,7 @@ class Recorder:
         if dp_size > 1:
             siblings.watch()
         print(
-            f"draftstates {_VERSION}: captures r_k for k in {list(spec.residual_layers)} below"
+            f"draftstates {VERSION}: captures r_k for k in {list(spec.residual_layers)} below"
             f" {settings.root}",
             file=sys.stderr,
         )
@@ -103,6 +105,7 @@ class Recorder:
             return result
         states = self._states(hidden_states, aux_hidden_states, read)
         answers = self._record(batch, destinations, states)
+        self._admission.describe(destinations, answers)
         if taps.is_self_test(batch):
             self._compare(batch, destinations, states, read, answers)
         info = dict(result.customized_info or {})
@@ -141,7 +144,10 @@ class Recorder:
         for destination, start, length in zip(
             destinations, batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu, strict=False
         ):
-            answer: dict = {"plugin": _VERSION} if destination else {}
+            answer: dict = {"plugin": VERSION} if destination else {}
+            if destination and (refusal := self._admission.refusal(destination)):
+                answer["error"] = refusal
+                destination = None
             # A decode step in a mixed batch lies past the sample's end and is not captured.
             if destination and start + length <= destination.rows:
                 try:

@@ -7,8 +7,7 @@ checked where only a container has it. SGLang's own parser is asked by `capture.
 
 from collections.abc import Iterable, Sequence
 
-# Flags that do not change which numbers are computed: `server.args` takes these alone.
-ALLOWED = frozenset(
+_FREE = (
     # devices, processes, loading
     "--base-gpu-id --gpu-id-step --numa-node --gc-threshold --watchdog-timeout"
     " --soft-watchdog-timeout --sleep-on-idle --dist-timeout --dist-init-addr --nccl-init-addr"
@@ -17,7 +16,7 @@ ALLOWED = frozenset(
     " --offload-mode --offload-num-in-group --offload-prefetch-step --weight-loader-disable-mmap"
     " --weight-loader-prefetch-checkpoints --weight-loader-prefetch-num-threads"
     " --weight-loader-drop-cache-after-load --detokenizer-worker-num --tokenizer-worker-num"
-    " --skip-server-warmup --batch-notify-size"
+    " --skip-server-warmup --batch-notify-size --model-checksum"
     # sizes and schedule
     " --context-length --mem-fraction-static --max-running-requests --max-queued-requests"
     " --max-total-tokens --chunked-prefill-size --max-prefill-tokens --prefill-max-requests"
@@ -41,8 +40,10 @@ ALLOWED = frozenset(
     " --otlp-traces-endpoint --otlp-service-name --export-metrics-to-file"
     " --export-metrics-to-file-dir --tokenizer-metrics-custom-labels-header"
     " --tokenizer-metrics-allowed-custom-labels --uvicorn-access-log-exclude-prefixes"
-    " --enable-cache-report".split()
+    " --enable-cache-report"
 )
+# Flags that do not change which numbers are computed: `server.args` takes these alone.
+ALLOWED = frozenset(_FREE.split())
 
 _MERGE = (
     "an adapter makes another model, and the base model would be captured: merge it first, with"
@@ -105,7 +106,7 @@ REFUSED = {
             "--decrypted-* --json-model-override-args --model-config-parser --load-format"
             " --model-loader-extra-config --custom-weight-loader --kt-*"
             " --modelopt-checkpoint-* --modelopt-export-path --modelexpress-config"
-            " --remote-instance-* --weight-cache-* --quantization-param-path --model-checksum",
+            " --remote-instance-* --weight-cache-* --quantization-param-path",
             _OTHER_MODEL,
         ),
         (

@@ -54,6 +54,8 @@ class Captured:
             logits.
         prehook: by layer, the largest distance of a captured row from the row that the entry hook
             read, divided by the row's norm; only for a self-test request.
+        settings: the settings of the rank that wrote; only for a self-test request.
+        weights: the mark of that rank's weights, if they were updated; as `settings`.
     """
 
     work: Work
@@ -62,6 +64,8 @@ class Captured:
     top: list[list[float]]
     attempts: int
     prehook: dict[str, float] | None
+    settings: dict[str, dict[str, str]] | None = None
+    weights: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -207,6 +211,8 @@ class Client:
             top=[[token, logprob] for logprob, token, *_ in meta["output_top_logprobs"][0]],
             attempts=number,
             prehook=answer.get("prehook"),
+            settings=answer.get("settings"),
+            weights=answer.get("weights"),
         )
 
     async def _generate(self, work: Work, destination: protocol.Destination) -> dict:

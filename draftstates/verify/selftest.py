@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from draftstates.server.address import read_address
 from draftstates.server.engine import server_info
 from draftstates.shards.layout import Shard
 from draftstates.spec import CaptureSpec
+from draftstates.verify.agreement import agreed_settings, check_agreement
 from draftstates.verify.alignment import Rounding, unit_roundoff
 from draftstates.verify.parity import row_distances
 from draftstates.verify.verify import verify_shard
@@ -56,13 +57,18 @@ _FLAGS = (
 )
 
 
-def attest(endpoint: Endpoint, *, spec: CaptureSpec, model: Path) -> dict[str, Any]:
-    """Capture the self-test's samples twice and check promises 2 to 4 on them.
+def attest(
+    endpoint: Endpoint, *, spec: CaptureSpec, model: Path, earlier: Sequence[Path] = ()
+) -> dict[str, Any]:
+    """Capture the self-test's samples twice and check promises 2 to 4 and 6 on them.
 
     The self-test also compares each r_k with the rows that a hook on entry to layer k read.
 
+    Args:
+        earlier: attestations of servers that captured under the same key, if they exist.
+
     Returns:
-        the attestation: capture key, engine, flags and the self-test's figures.
+        the attestation: capture key, engine, flags, settings and the self-test's figures.
 
     Raises:
         UserError: names the check that failed and what is missing.
@@ -73,6 +79,7 @@ def attest(endpoint: Endpoint, *, spec: CaptureSpec, model: Path) -> dict[str, A
     tokens = self_test_tokens(ModelFolder(model).vocab_size)
     selftest = Results(endpoint.root).selftest(socket.gethostname())
     with (
+        _removed_when_empty(Results(endpoint.root).selftests),
         _removed_when_empty(selftest.parent),
         building_folder(selftest, tokens.shard_id) as folder,
     ):
@@ -100,12 +107,20 @@ def attest(endpoint: Endpoint, *, spec: CaptureSpec, model: Path) -> dict[str, A
             .item()
             for name in ("hidden_states", "final_hidden_state")
         )
+    settings, mark = figures.pop("settings"), figures.pop("weights")
+    check_agreement(settings, capture_key=spec.key, attestations=earlier)
+    if mark:
+        # The server's weights were updated: it refuses requests until it sees this file.
+        passed = Results(endpoint.root).passed(mark)
+        passed.parent.mkdir(exist_ok=True)
+        passed.touch()
     return {
         "format": "draftstates.attestation",
         "format_version": 1,
         "capture_key": spec.key,
         "engine": {"name": "sglang", "version": info["version"]},
         "flags": {name: info.get(name) for name in _FLAGS},
+        "settings": settings,
         "capture": dataclasses.asdict(spec),
         "self_test": {
             **figures,
@@ -190,6 +205,8 @@ def _pass(
         threads=1,
     )
     figures = {"samples": len(verified.samples), "tokens": sum(verified.samples.tokens)}
+    asked = captured[: len(tokens.sample_ids)]
+    figures |= {"settings": agreed_settings(asked), "weights": asked[-1].weights}
     return Shard(shard), figures | dataclasses.asdict(verified.figures), hooks
 
 
@@ -238,13 +255,16 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
     address, spec = read_address(arguments.address), Plan.read(arguments.plan).capture
+    capture = Results.of_plan(arguments.plan).capture(spec.folder_name)
     endpoint = Endpoint(
         url=address.url,
         api_key=address.api_key,
         root=arguments.root,
         fresh_namespace=address.launcher == "external",
     )
-    attestation = attest(endpoint, spec=spec, model=arguments.model)
+    attestation = attest(
+        endpoint, spec=spec, model=arguments.model, earlier=[capture.server, arguments.output]
+    )
     # Replicas are tested at the same time, also on other nodes. The last attestation stays.
     publish_json({**attestation, "launcher": address.launcher}, arguments.output)
 

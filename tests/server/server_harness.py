@@ -24,6 +24,7 @@ from draftstates.capture.settings import CaptureSettings
 from draftstates.extract.client import Captured, Client, Endpoint, Work
 from draftstates.model.digest import capture_spec
 from draftstates.model.folder import ModelFolder
+from draftstates.paths import BUILDING
 from draftstates.server.launchers import free_port
 from draftstates.shards import layout
 from draftstates.spec import CaptureSpec
@@ -190,7 +191,8 @@ def capture(
 
 
 def new_shard(server: Running, samples: Sequence[np.ndarray]) -> Path:
-    path = server.endpoint.root / f"{uuid.uuid4().hex}.safetensors"
+    path = server.endpoint.root / BUILDING / f"{uuid.uuid4().hex}.safetensors"
+    path.parent.mkdir(exist_ok=True)
     ids = np.concatenate(samples).astype(np.int32)
     layout.create(
         path,

@@ -21,7 +21,7 @@ from server_harness import (
 )
 
 from draftstates import ids
-from draftstates.capture.plugin import MADE_UP
+from draftstates.capture.numbers import MADE_UP
 from draftstates.extract import protocol
 from draftstates.shards.layout import Shard
 from draftstates.spec import CaptureSpec

@@ -4,6 +4,7 @@ The error names the reason.
 """
 
 import contextlib
+import json
 import os
 import re
 import subprocess
@@ -103,7 +104,6 @@ def test_a_server_of_a_kind_that_cannot_be_captured_is_refused(server: str, name
         ({"load_format": "dummy"}, "holds made-up weights, but the capture is of content-"),
         ({"dtype": torch.float16}, "it computes in torch.float16, but the capture is of float32"),
         ({"quantization": "fp8"}, "it quantises the model (fp8)"),
-        ({"json_model_override_args": '{"rope_theta": 1}'}, 'is changed by {"rope_theta": 1}'),
         ({}, None),
     ],
 )
@@ -112,7 +112,7 @@ def test_a_server_that_holds_another_model_or_computes_otherwise_is_refused(
 ) -> None:
     folder = tiny_models.make("qwen3", tmp_path / "model")
     spec = spec_for(folder, layers=(1,))
-    found = {"model_path": str(folder), "load_format": "auto", "json_model_override_args": "{}"}
+    found = {"model_path": str(folder), "load_format": "auto"}
     server = SimpleNamespace(**{**found, "dtype": torch.float32, "quantization": None, **changes})
     with (
         contextlib.nullcontext()
@@ -135,6 +135,26 @@ def test_where_the_weights_changed_since_the_plan_the_server_does_not_start(tmp_
     with (
         pytest.raises(AssertionError, match="the model has changed since the plan"),
         serve(planned, folder=folder, root=tmp_path / "root"),
+    ):
+        pass
+
+
+def test_a_server_that_replaces_the_models_configuration_does_not_start(tmp_path: Path) -> None:
+    """The weights are those of the plan, but every position is rotated otherwise."""
+    folder = tiny_models.make("qwen3", tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    rope = {**config.get("rope_parameters", {}), "rope_theta": 5.0}
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({**config, "rope_parameters": rope, "rope_theta": 5.0}))
+    (tmp_path / "root").mkdir()
+    with (
+        pytest.raises(AssertionError, match="it replaces the model of model.path"),
+        serve(
+            spec_for(folder, layers=(1,)),
+            folder=folder,
+            root=tmp_path / "root",
+            flags=["--decrypted-config-file", str(other)],
+        ),
     ):
         pass
 

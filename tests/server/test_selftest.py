@@ -2,12 +2,16 @@
 
 import asyncio
 import dataclasses
+import json
 import os
+import shutil
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import tiny_models
+from safetensors.torch import load_file, save_file
 from server_harness import (
     Running,
     capture,
@@ -44,6 +48,10 @@ def test_a_right_server_passes_and_says_what_it_is(server: Running) -> None:
     assert found["capture_key"] == server.spec.key
     assert found["engine"]["version"]
     assert found["flags"]["disable_radix_cache"] is True
+    assert found["settings"]["numbers"]["compute_dtype"] == "float32"
+    assert found["settings"]["numbers"]["kv_cache_dtype"] == "float32"
+    assert found["settings"]["numbers"]["weight_dtypes"] == "['float32']"
+    assert found["settings"]["kernels"]["attention_backend"] == "torch_native"
     assert found["self_test"]["hook_distance"] == 0.0
     assert found["self_test"]["repeat_distance"] < 1e-4
     assert not (server.endpoint.root / ".selftest").exists()
@@ -85,7 +93,8 @@ def test_nothing_is_written_outside_the_root(server: Running, tmp_path: Path) ->
     )
     sample = random_ids(5, seed=1, vocabulary=100)
     path = new_shard(outside, [sample])
-    link = server.endpoint.root / path.name
+    link = server.endpoint.root / ".building" / path.name
+    link.parent.mkdir(exist_ok=True)
     link.symlink_to(path)
     work = Work(sample_id="a", shard=link, first_row=0, input_ids=sample)
 
@@ -141,6 +150,7 @@ def faulty(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
         ("nan", "not finite"),
         ("other_ids", "the rows are those of other ids"),
         ("lost_chunk", "rows captured"),
+        ("exception", "the plug-in failed: RuntimeError: planted"),
     ],
 )
 def test_a_fault_at_capture_is_caught(faulty: Running, fault: str, message: str | None) -> None:
@@ -150,6 +160,64 @@ def test_a_fault_at_capture_is_caught(faulty: Running, fault: str, message: str 
         return
     with pytest.raises(UserError, match=message):
         attest(faulty.endpoint, spec=faulty.spec, model=faulty.model)
+
+
+def update_weights(running: Running, folder: Path) -> None:
+    body = json.dumps({"model_path": str(folder), "flush_cache": True}).encode()
+    request = urllib.request.Request(
+        f"{running.endpoint.url}/update_weights_from_disk",
+        data=body,
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert json.loads(answer.read())["success"]
+
+
+def test_after_an_update_of_the_weights_nothing_is_captured_until_a_self_test_passes(
+    faulty: Running, tmp_path: Path
+) -> None:
+    (faulty.endpoint.root / "fault").write_text("none")
+    sample = random_ids(9, seed=1, vocabulary=tiny_models.VOCABULARY)
+    other = shutil.copytree(faulty.model, tmp_path / "other")
+    tensors = load_file(other / "model.safetensors")
+    layer = "model.layers.3.mlp.up_proj.weight"
+    tensors[layer] = tensors[layer] * 1.01
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+
+    update_weights(faulty, other)
+    _, captured, reasons = capture(faulty, [sample])
+    assert not captured
+    assert "the weights were changed by update_weights_from_disk since the self" in reasons[0]
+    # the head is the same, and every check of the rows would pass
+    assert "are no longer those of the model that was loaded" in refused(faulty)
+    assert capture(faulty, [sample])[2]
+
+    update_weights(faulty, faulty.model)
+    assert capture(faulty, [sample])[2]
+    attest(faulty.endpoint, spec=faulty.spec, model=faulty.model)
+    _, captured, reasons = capture(faulty, [sample])
+    assert captured
+    assert not reasons
+
+
+def test_the_server_writes_no_published_shard(faulty: Running) -> None:
+    """The file is laid out for this capture, below the root, and complete."""
+    (faulty.endpoint.root / "fault").write_text("none")
+    sample = random_ids(5, seed=2, vocabulary=tiny_models.VOCABULARY)
+    built = new_shard(faulty, [sample])
+    published = faulty.endpoint.root / "tiny-01234567" / "shards" / built.name
+    published.parent.mkdir(parents=True)
+    built.rename(published)
+    before = published.read_bytes()
+    work = Work(sample_id="a", shard=published, first_row=0, input_ids=sample)
+
+    async def go() -> dict[int, str]:
+        async with Client(faulty.endpoint, tokens_in_flight=10) as client:
+            return (await client.capture_all([work], retries=0))[1]
+
+    assert "a server writes shards under construction alone" in asyncio.run(go())[0]
+    assert published.read_bytes() == before
+    assert [path.name for path in published.parent.iterdir()] == [published.name]
 
 
 def test_without_a_fault_qwen3s_rows_are_those_of_hugging_face(faulty: Running) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from draftstates import workflow
-from draftstates.config import load
+from draftstates.config import Configuration, load, resolve
 from draftstates.errors import UserError
 
 PARTS = (".safetensors", ".recaptures.safetensors", ".receipts.json")
@@ -285,3 +285,32 @@ def test_the_command_for_several_files_mends_them_all(tmp_path: Path, count: int
         workflow.check_times([data], results=tmp_path / "results", now=NOW)
     subprocess.run(str(refused.value).split("; run: ")[1], shell=True, check=True)
     workflow.check_times([data], results=tmp_path / "results")
+
+
+def with_arguments(
+    tmp_path: Path, *, args: list[str], engine: tuple[str, ...] = ()
+) -> Configuration:
+    raw = {
+        "data": {"sources": [{"name": "a", "files": ["a.jsonl"]}], "max_tokens": 8},
+        "model": {"path": str(tmp_path), "name": "m", "engine_args": list(engine)},
+        "capture": {},
+        "server": {"args": args},
+    }
+    return resolve(raw, origin="config.yaml")
+
+
+def test_arguments_are_shown_to_sglangs_own_parser_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before tokenising, and also in a dry run: a server would say so after 150 s."""
+    wrong = with_arguments(tmp_path, args=["--mem-fraction-static", "half"])
+    with pytest.raises(UserError, match="refuses --mem-fraction-static half: argument --mem-fract"):
+        workflow.check_engine_arguments(wrong, cache=tmp_path)
+    unknown = with_arguments(tmp_path, args=[], engine=("--flag-of-tomorrow",))
+    with pytest.raises(UserError, match="unrecognized arguments: --flag-of-tomorrow"):
+        workflow.check_engine_arguments(unknown, cache=tmp_path)
+    right = with_arguments(tmp_path, args=["--max-total-tokens", "8"])
+    workflow.check_engine_arguments(right, cache=tmp_path)
+    monkeypatch.setattr(workflow.subprocess, "run", None)
+    workflow.check_engine_arguments(right, cache=tmp_path)
+    workflow.check_engine_arguments(with_arguments(tmp_path, args=[]), cache=tmp_path)

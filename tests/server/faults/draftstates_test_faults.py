@@ -83,6 +83,8 @@ def plant() -> None:
             case "nan":
                 states = {name: tensor.clone() for name, tensor in states.items()}
                 states[first][0, 0] = float("nan")
+            case "exception":
+                raise RuntimeError("planted")
             case "other_ids":
                 ids = ids.roll(1)
         copy(self, segments, states, ids, rows=rows)

@@ -14,6 +14,7 @@ from draftstates.capture.files import Destinations
 from draftstates.capture.settings import CaptureSettings
 from draftstates.capture.writer import Job, Writers
 from draftstates.extract import protocol
+from draftstates.paths import BUILDING
 from draftstates.shards import layout
 
 SPEC = capture_spec(
@@ -27,7 +28,9 @@ class Bench:
 
     def __init__(self, root: Path, **changes: object) -> None:
         self.root = root
-        self.path = root / "shard.safetensors"
+        self.name = f"{BUILDING}/shard.safetensors"
+        self.path = root / self.name
+        self.path.parent.mkdir(exist_ok=True)
         if not self.path.exists():
             layout.create(
                 self.path,
@@ -48,7 +51,7 @@ class Bench:
     def destination(self, first: int, rows: int, attempt: str = "1") -> protocol.Destination:
         sent = ids.ids_hash(IDS[first : first + rows])
         return protocol.Destination(
-            file=self.path.name, first_row=first, rows=rows, ids_hash=sent, attempt=attempt
+            file=self.name, first_row=first, rows=rows, ids_hash=sent, attempt=attempt
         )
 
     def put(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from capture_bench import Bench
 
+from draftstates.capture.files import is_self_tests
 from draftstates.errors import UserError
 
 
@@ -29,13 +30,13 @@ def test_a_file_laid_out_for_another_capture_is_refused(
     tmp_path: Path, changes: dict, named: str
 ) -> None:
     with pytest.raises(UserError, match=f"laid out for {named}"):
-        Bench(tmp_path, **changes).destinations.open("shard.safetensors")
+        Bench(tmp_path, **changes).destinations.open(".building/shard.safetensors")
 
 
 @pytest.mark.parametrize("row", [-1, 11, 12])
 def test_rows_outside_the_shard_are_refused(bench: Bench, row: int) -> None:
     """They would fall on the tensors beside, on the header, or make the file longer."""
-    before, file = bench.path.read_bytes(), bench.destinations.open(bench.path.name)
+    before, file = bench.path.read_bytes(), bench.destinations.open(bench.name)
     for tensor, (_, width) in file.states.items():
         with pytest.raises(ValueError, match="12 rows"):
             file.write(tensor, row, memoryview(bytes(2 * width)))
@@ -44,11 +45,11 @@ def test_rows_outside_the_shard_are_refused(bench: Bench, row: int) -> None:
 
 def test_a_file_that_was_deleted_does_not_stay_open(bench: Bench) -> None:
     """Else the server would keep the bytes of shards that were given up from the disk."""
-    bench.destinations.open(bench.path.name)
+    bench.destinations.open(bench.name)
     other = bench.path.with_name("other.safetensors")
     other.write_bytes(bench.path.read_bytes())
     bench.path.unlink()
-    bench.destinations.open(other.name)
+    bench.destinations.open(f".building/{other.name}")
     open_files = [
         os.readlink(f"/proc/self/fd/{number}")
         for number in os.listdir("/proc/self/fd")
@@ -69,4 +70,44 @@ def test_a_destination_outside_the_root_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="lies outside"):
         bench.destinations.open("../outside.safetensors")
     with pytest.raises(UserError, match="the server sees no"):
-        bench.destinations.open("elsewhere.safetensors")
+        bench.destinations.open(".building/elsewhere.safetensors")
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "tiny-0123abcd/shards/shard.safetensors",
+        "tiny-0123abcd/shards/.building/../shard.safetensors",
+        "tiny-0123abcd/shards/.building",
+        ".building-of-others/shard.safetensors",
+    ],
+)
+def test_a_published_shard_is_never_written(bench: Bench, place: str) -> None:
+    """It is laid out for this capture, and a request names it: its rows must stay as they are."""
+    file = bench.root / place
+    (bench.root / "tiny-0123abcd/shards/.building").mkdir(parents=True)
+    if place.endswith(".building"):
+        file.rmdir()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(bench.path.read_bytes())
+    with pytest.raises(UserError, match="writes shards under construction alone"):
+        bench.destinations.open(place)
+    assert not list(bench.root.glob("**/*.receipts.jsonl"))
+
+
+def test_a_link_and_a_second_name_of_a_published_shard_are_no_way_to_it(bench: Bench) -> None:
+    published = bench.root / "published.safetensors"
+    published.write_bytes(bench.path.read_bytes())
+    link, other = bench.path.with_name("link"), bench.path.with_name("other")
+    link.symlink_to(published)
+    other.hardlink_to(published)
+    with pytest.raises(UserError, match="writes shards under construction alone"):
+        bench.destinations.open(".building/link")
+    with pytest.raises(UserError, match="expected a file of its own"):
+        bench.destinations.open(".building/other")
+
+
+def test_a_file_of_a_self_test_is_told_by_where_it_lies() -> None:
+    assert is_self_tests(".selftest/.building/host/a-1/first/shard.safetensors")
+    assert not is_self_tests("tiny/shards/.building/a-1/shard.safetensors")
+    assert not is_self_tests(".selftest/../tiny/shards/.building/a-1/shard.safetensors")

@@ -146,7 +146,7 @@ def test_a_gap_between_chunks_fails_the_sample_by_name_and_the_thread_lives_on(
 def test_where_there_is_no_room_for_a_receipt_the_thread_lives_on(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, refused = bench.destinations.open(bench.path.name), threading.Semaphore(0)
+    file, refused = bench.destinations.open(bench.name), threading.Semaphore(0)
     append = file._append
 
     def no_room(line: bytes) -> None:
@@ -199,7 +199,7 @@ def test_a_file_that_another_rank_ended_takes_no_more_rows(bench: Bench) -> None
     away.
     """
     other = Bench(bench.root)
-    other.destinations.open(bench.path.name)
+    other.destinations.open(bench.name)
     bench.put(bench.destination(0, 5), 0, 5)
     bench.put(bench.destination(5, 7), 0, 7)
     bench.receipts(2)

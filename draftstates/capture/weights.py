@@ -1,0 +1,154 @@
+"""Watch over a loaded model's weights: after an update, requests are refused until a new self-test
+has passed.
+
+An update is noticed in SGLang's own methods, whichever route it came by. A self-test after it
+is served only where the weights are, by a checksum of all of them, those that were loaded.
+"""
+
+import functools
+import hashlib
+import pkgutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from draftstates.capture import numbers
+from draftstates.paths import Results
+
+UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
+# These methods write no weights.
+_HARMLESS = ("init_weights_update_group", "destroy_weights_update_group")
+# Other methods that write, discard or restore weights.
+OTHERS = (
+    "sglang.srt.utils.weight_checker.WeightChecker._reset_tensors",
+    "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+    ".release_memory_occupation",
+    "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+    ".resume_memory_occupation",
+)
+# Sums of each parameter: equal parts of it, so that exchanged rows are seen too.
+_PARTS = 64
+
+
+class Weights:
+    """The weights of one rank's model since they were loaded.
+
+    Args:
+        model: the loaded model.
+        root: the folder below which the server writes; the self-test leaves its mark there.
+    """
+
+    def __init__(self, model: torch.nn.Module, *, root: Path) -> None:
+        self._model, self._root = model, root
+        self._loaded = fingerprint(model)
+        self._updates = 0
+        # what made the last update, while no self-test has passed since
+        self._update: str | None = None
+        self._same: bool | None = None
+
+    def updated(self, by: str) -> None:
+        """Note that a method of SGLang writes weights."""
+        self._updates += 1
+        self._update, self._same = by, None
+        print(
+            f"draftstates: {by} changed the weights: requests are refused until a new self-test"
+            " has passed",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    @property
+    def mark(self) -> str | None:
+        """What a self-test that passes says it has passed; None if nothing was updated."""
+        return f"{numbers.server_name()}-{self._updates}" if self._update else None
+
+    def refusal(self, *, self_test: bool) -> str | None:
+        """Return why a request must not be captured, or None.
+
+        Args:
+            self_test: whether it is one of a self-test.
+        """
+        if self._update is None:
+            return None
+        passed = Results(self._root).passed(str(self.mark)).exists()
+        if not self_test and not passed:
+            return (
+                f"the weights were changed by {self._update} since the self-test: nothing is"
+                " captured until a new self-test has passed; start the server again"
+            )
+        if self._same is None:
+            self._same = self._loaded is not None and fingerprint(self._model) == self._loaded
+        if not self._same:
+            return (
+                f"the weights were changed by {self._update}, and are no longer those of the model"
+                " that was loaded and checked: start the server again"
+            )
+        if passed:
+            self._update = None
+        return None
+
+
+def watch(weights: Weights, model: torch.nn.Module) -> None:
+    """Have every method of SGLang that writes weights say so to `weights`."""
+    updater = pkgutil.resolve_name(UPDATER)
+    for name, method in list(vars(updater).items()):
+        if callable(method) and not name.startswith("_") and name not in _HARMLESS:
+            setattr(updater, name, _saying(method, weights, name))
+    for place in OTHERS:
+        owner, name = place.rsplit(".", 1)
+        owner = pkgutil.resolve_name(owner)
+        setattr(owner, name, _saying(getattr(owner, name), weights, name.strip("_")))
+    # whatever else loads, such as a call of a method by name in all ranks
+    if hasattr(model, "load_weights"):
+        model.load_weights = _saying(model.load_weights, weights, "load_weights")
+
+
+def _saying(method: Callable, weights: Weights, name: str) -> Callable:
+    @functools.wraps(method)
+    def call(*args: object, **kwargs: object) -> object:
+        # before: a method that fails half way has written too
+        weights.updated(name)
+        return method(*args, **kwargs)
+
+    return call
+
+
+def fingerprint(model: torch.nn.Module) -> str | None:
+    """Return a checksum of all parameters, or None where one of them cannot be read as bytes."""
+    sums: dict[torch.device, list[torch.Tensor]] = {}
+    digest = hashlib.sha256()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}\0".encode())
+            try:
+                sums.setdefault(weight.device, []).extend(_sums(weight.data))
+            except (RuntimeError, NotImplementedError):
+                return None
+    for device in sorted(sums, key=str):
+        digest.update(torch.cat(sums[device]).cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _sums(weight: torch.Tensor) -> list[torch.Tensor]:
+    """Return sums over equal parts of a tensor's memory, and over the rest; int64 [n] each."""
+    if weight.is_meta or not weight.numel():
+        return []
+    dense = torch.ops.aten.is_non_overlapping_and_dense(weight)
+    flat = (
+        weight.as_strided((weight.numel(),), (1,), weight.storage_offset())
+        if dense
+        else weight.reshape(-1)
+    ).view(torch.uint8)
+    words = flat[: flat.numel() // 4 * 4]
+    # an offset that is no multiple of 4 bytes leaves bytes
+    aligned = words.storage_offset() % 4 == 0
+    words = words.view(torch.int32) if aligned else words
+    length = words.numel() // _PARTS
+    parts = words[: length * _PARTS].view(_PARTS, length)
+    return [
+        parts.sum(1, dtype=torch.int64),
+        words[length * _PARTS :].sum(dtype=torch.int64)[None],
+        flat[flat.numel() // 4 * 4 :].sum(dtype=torch.int64)[None],
+    ]

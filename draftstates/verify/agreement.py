@@ -1,0 +1,67 @@
+"""Agreement of servers: all that capture under one key have equal numeric settings.
+
+The capture folder's attestation and that of the last self-test say what earlier servers had.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from draftstates.errors import UserError
+from draftstates.extract.client import Captured
+from draftstates.files import read_json
+
+# What servers of one capture key must agree in; `kernels` follow from the hardware.
+_HELD = "numbers"
+
+
+def agreed_settings(captured: Iterable[Captured]) -> dict[str, dict[str, str]]:
+    """Return the settings of a server, whose ranks must agree.
+
+    Raises:
+        UserError: the plug-in sent none, or two ranks differ.
+    """
+    settings: dict[str, dict[str, str]] | None = None
+    for item in captured:
+        if item.settings is None:
+            raise UserError(
+                "the server did not say which settings it computes with: its plug-in is of another"
+                " version"
+            )
+        settings = settings or item.settings
+        _compare(settings, item.settings, origin="another rank of the server")
+    if settings is None:
+        raise UserError("expected self-test requests with the server's settings, found none")
+    return settings
+
+
+def check_agreement(
+    settings: dict[str, dict[str, str]], *, capture_key: str, attestations: Iterable[Path]
+) -> None:
+    """Refuse a server whose settings differ from those of an earlier one under the same key.
+
+    Args:
+        settings: those of the server.
+        attestations: files of earlier servers; missing ones are left out.
+
+    Raises:
+        UserError: names the setting, the file, and what each server has.
+    """
+    for path in attestations:
+        earlier: dict[str, Any] = read_json(path) or {}
+        if earlier.get("capture_key") == capture_key and "settings" in earlier:
+            _compare(earlier["settings"], settings, origin=f"an earlier server ({path})")
+
+
+def _compare(
+    expected: dict[str, dict[str, str]], found: dict[str, dict[str, str]], *, origin: str
+) -> None:
+    one, other = expected.get(_HELD, {}), found.get(_HELD, {})
+    # a setting that only one version of the engine has is no difference
+    for name in sorted(one.keys() & other.keys()):
+        if one[name] != other[name]:
+            raise UserError(
+                f"the server computes with {name} {other[name]}, but {origin} had {one[name]}, and"
+                " the capture key is the same: start the server as before, or name the setting in"
+                " model.engine_args, which gives a key of its own"
+            )
