@@ -20,6 +20,7 @@ import xxhash
 from draftstates.errors import UserError
 
 _READ_BYTES = 1 << 22
+_WRITE_BITS = 0o222
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -191,8 +192,14 @@ def tail(path: Path, *, start: int = 0, lines: int = 20) -> str:
         return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
 
 
-def publish(source: Path, final: Path) -> None:
-    """Give a complete file its final name, synced before and after."""
+def publish(source: Path, final: Path, *, read_only: bool = False) -> None:
+    """Give a complete file its final name, synced before and after.
+
+    Args:
+        read_only: whether the file loses its write bits first.
+    """
+    if read_only:
+        os.chmod(source, os.stat(source).st_mode & ~_WRITE_BITS)
     sync(source)
     os.replace(source, final)
     sync(final.parent)

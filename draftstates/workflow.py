@@ -15,6 +15,7 @@ import os
 import re
 import shlex
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -297,6 +298,20 @@ def captures_without_present_shards(results: Path) -> str:
         for shard_id in capture.whole_shard_ids()
     )
     return rf"(?!(?:{'|'.join(present)})\.){ANY_CAPTURE}" if present else ANY_CAPTURE
+
+
+def unlock_incomplete(results: Path) -> None:
+    """Give the parts of shards that lack another part their write bit back.
+
+    Published files have none, and Snakemake makes no file again that it cannot write.
+    """
+    for capture in Results(results).captures():
+        for shard_id in capture.begun_shard_ids() - capture.whole_shard_ids():
+            paths = (capture.shard(shard_id), capture.recaptures(shard_id))
+            for path in (*paths, capture.receipts(shard_id)):
+                # another user's file, or one that is gone
+                with contextlib.suppress(OSError):
+                    path.chmod(path.stat().st_mode | stat.S_IWUSR)
 
 
 def step_image(config: Configuration, *, apptainer: bool, code: Path) -> str:

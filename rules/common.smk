@@ -59,6 +59,7 @@ if workflow.is_main_process:
             ],
             results=CONFIG.results,
         )
+        ask.unlock_incomplete(CONFIG.results)
     except UserError as error:
         raise WorkflowError(str(error)) from None
 

@@ -5,11 +5,12 @@ An update is noticed in SGLang's own methods, whichever route it came by. A self
 is served only where the weights are, by a checksum of all of them, those that were loaded.
 """
 
+import contextlib
 import functools
 import hashlib
 import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -44,12 +45,23 @@ class Weights:
         self._model, self._root = model, root
         self._loaded = fingerprint(model)
         self._updates = 0
+        self._updating = False
         # what made the last update, while no self-test has passed since
         self._update: str | None = None
         self._same: bool | None = None
 
-    def updated(self, by: str) -> None:
-        """Note that a method of SGLang writes weights."""
+    @contextlib.contextmanager
+    def updating(self, by: str) -> Iterator[None]:
+        """Note that a method of SGLang writes weights; it may call others of them."""
+        if not self._updating:
+            self._note(by)
+        outer, self._updating = self._updating, True
+        try:
+            yield
+        finally:
+            self._updating = outer
+
+    def _note(self, by: str) -> None:
         self._updates += 1
         self._update, self._same = by, None
         print(
@@ -108,9 +120,9 @@ def watch(weights: Weights, model: torch.nn.Module) -> None:
 def _saying(method: Callable, weights: Weights, name: str) -> Callable:
     @functools.wraps(method)
     def call(*args: object, **kwargs: object) -> object:
-        # before: a method that fails half way has written too
-        weights.updated(name)
-        return method(*args, **kwargs)
+        # a method that fails half way has written too
+        with weights.updating(name):
+            return method(*args, **kwargs)
 
     return call
 

@@ -101,10 +101,10 @@ def extract_shard(
         withdraw_manifest(
             capture_folder.folder, {tokens.shard_id}, "is a new file that is not yet verified"
         )
-        publish(recaptures, recaptures_of(output))
-        publish(receipts, receipts_of(output))
+        publish(recaptures, recaptures_of(output), read_only=True)
+        publish(receipts, receipts_of(output), read_only=True)
         # The shard comes last: its final name promises that its companions are complete.
-        publish(shard, output)
+        publish(shard, output, read_only=True)
     return {
         "captured_tokens": len(tokens.input_ids) - copied.rows,
         "copied_tokens": copied.rows,

@@ -182,6 +182,36 @@ def test_kimi_is_captured_as_it_was_first_run() -> None:
             ["--nnodes", "2"],
             "server.args: --nnodes is not accepted here: a server is on one node",
         ),
+        (
+            "server.args",
+            ["--max-total-tokens 16384"],
+            "server.args: expected each flag and each value as a string of its own",
+        ),
+        (
+            "server.env",
+            {"HF_HUB_OFFLINE": "0"},
+            "server.env: HF_HUB_OFFLINE is not accepted here: the workflow sets it",
+        ),
+        (
+            "server.env",
+            {"NVIDIA_TF32_OVERRIDE": "1"},
+            "server.env: NVIDIA_TF32_OVERRIDE is not accepted here: it can change the captured",
+        ),
+        (
+            "model.engine_args",
+            ["--max-total-tokens", "8"],
+            "model.engine_args: --max-total-tokens is not accepted here: it changes no numbers",
+        ),
+        (
+            "model.engine_args",
+            ["--enable-lora"],
+            "model.engine_args: --enable-lora is not accepted here: an adapter makes another model",
+        ),
+        (
+            "model.engine_env",
+            {"NCCL_DEBUG": "INFO"},
+            "model.engine_env: NCCL_DEBUG is not accepted here: it changes no numbers",
+        ),
         ("shards.min_bytes", "1TiB", "shards.max_bytes: expected at least twice shards.min_bytes"),
         (
             "shards.min_bytes",

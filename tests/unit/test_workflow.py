@@ -59,6 +59,19 @@ def test_a_shard_that_lacks_a_part_is_made_again(tmp_path: Path, part: str) -> N
     assert not makes(tmp_path, "m-1", OTHER)
 
 
+@pytest.mark.parametrize("part", PARTS)
+def test_parts_of_an_incomplete_shard_can_be_made_again(tmp_path: Path, part: str) -> None:
+    """Published files have no write bits, and Snakemake refuses to make what it cannot write."""
+    make_shard(tmp_path, "m-1", ID, without=part)
+    make_shard(tmp_path, "m-1", OTHER)
+    files = sorted((tmp_path / "m-1" / "shards").iterdir())
+    for file in files:
+        file.chmod(0o444)
+    workflow.unlock_incomplete(tmp_path)
+    writable = {file.name for file in files if file.stat().st_mode & 0o200}
+    assert writable == {ID + other for other in PARTS if other != part}
+
+
 def test_the_source_digest_follows_content_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

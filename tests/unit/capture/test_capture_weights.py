@@ -16,6 +16,8 @@ class Updater:
 
     def update_weights_from_disk(self) -> bool:
         self.model.weight.data[0, 0] += 1
+        # the innermost method is not the one to name
+        self.model.load_weights([])
         return True
 
     def update_weights_of_tomorrow(self) -> bool:

@@ -144,6 +144,8 @@ def test_a_complete_shard_gets_its_name_with_receipts_and_recaptures_beside_it(
 ) -> None:
     stand_in, output = extract(tmp_path)
     recaptures, receipts = recaptures_of(output), receipts_of(output)
+    for published in (output, recaptures, receipts):
+        assert not published.stat().st_mode & 0o222
     said = json.loads(receipts.read_text())
     assert [s["rows"] for s in said["samples"]] == [3, 9, 6]
     assert len(said["recaptures"]) == 1
@@ -358,9 +360,9 @@ def test_no_manifest_lists_a_shard_that_is_made_anew_and_not_yet_verified(
     there: list[bool] = []
     publish = extraction.publish
 
-    def watched(source: Path, final: Path) -> None:
+    def watched(source: Path, final: Path, **how: bool) -> None:
         there.append(manifest.exists())
-        publish(source, final)
+        publish(source, final, **how)
 
     monkeypatch.setattr(extraction, "publish", watched)
     extract(tmp_path)

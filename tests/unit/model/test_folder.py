@@ -188,10 +188,18 @@ def test_a_generation_config_of_another_kind_is_refused(tmp_path: Path) -> None:
         _ = model.end_ids
 
 
-def configured(model: Path, *, layers: object = "eagle3", prepare: str = "none") -> Any:
+def configured(
+    model: Path,
+    *,
+    layers: object = "eagle3",
+    prepare: str = "none",
+    max_tokens: int = 8,
+    args: tuple[str, ...] = (),
+) -> Any:
     """Return a configuration of a model and its layers."""
     raw = {
-        "data": {"sources": [{"name": "a", "files": ["a.jsonl"]}], "max_tokens": 8},
+        "data": {"sources": [{"name": "a", "files": ["a.jsonl"]}], "max_tokens": max_tokens},
+        "server": {"args": list(args)},
         "model": {"path": str(model), "prepare": prepare},
         "capture": {"residual_layers": layers},
     }
@@ -228,3 +236,14 @@ def test_a_model_that_cannot_be_read_is_refused_before_anything_runs(
     (tmp_path / "config.json").write_bytes(text)
     with pytest.raises(UserError, match="^model.path: .*config.json"):
         check_model(configured(tmp_path))
+
+
+def test_samples_that_the_server_would_refuse_for_their_length_are_refused(tmp_path: Path) -> None:
+    """It generates one token behind each sample."""
+    folder = make(tmp_path / "a", config={"max_position_embeddings": 64}).path
+    check_model(configured(folder, max_tokens=63))
+    with pytest.raises(UserError, match=r"data.max_tokens: expected less than 64, the context len"):
+        check_model(configured(folder, max_tokens=64))
+    less = ("--context-length", "32")
+    with pytest.raises(UserError, match=r"less than 32, .*--context-length in server.args"):
+        check_model(configured(folder, max_tokens=63, args=less))

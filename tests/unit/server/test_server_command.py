@@ -1,29 +1,31 @@
 """The command that starts a server."""
 
+import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 from synthetic import capture_spec
 
-from draftstates.config import resolve
-from draftstates.server.command import sglang_command
+from draftstates.capture.settings import ENVIRONMENT
+from draftstates.config import Configuration, resolve
+from draftstates.server.command import server_settings, sglang_command
 
 SPEC = capture_spec()
 
 
+def configured(**server: Any) -> Configuration:
+    raw = {
+        "data": {"sources": [{"name": "none", "files": ["none"]}], "max_tokens": 2},
+        "model": {"path": "m"},
+        "capture": {"compute_dtype": "bfloat16"},
+        "server": server,
+    }
+    return resolve(raw, origin="test")
+
+
 def command(**server: Any) -> list[str]:
-    data = {"sources": [{"name": "none", "files": ["none"]}], "max_tokens": 2}
-    return sglang_command(
-        resolve(
-            {
-                "data": data,
-                "model": {"path": "m"},
-                "capture": {"compute_dtype": "bfloat16"},
-                "server": server,
-            },
-            origin="test",
-        ),
-        spec=SPEC,
-    )
+    return sglang_command(configured(**server), spec=SPEC)
 
 
 def test_an_idle_server_sleeps() -> None:
@@ -36,3 +38,19 @@ def test_ranks_of_data_parallel_attention_do_not_sleep_since_they_wait_for_each_
     assert found[found.index("--tensor-parallel-size") + 1] == "8"
     assert found[found.index("--attn-dp-size") + 1] == "4"
     assert "--sleep-on-idle" not in found
+
+
+def test_what_the_key_names_reaches_the_server_and_what_the_workflow_sets_stays() -> None:
+    key = {
+        "engine_args": ("--kv-cache-dtype", "fp8_e4m3"),
+        "engine_env": ("NVIDIA_TF32_OVERRIDE=0=x",),
+    }
+    spec = dataclasses.replace(SPEC, **key)
+    config = configured(args=["--log-level", "debug"], env={"NCCL_DEBUG": "INFO"})
+    found = sglang_command(config, spec=spec)
+    assert found[-4:] == ["--kv-cache-dtype", "fp8_e4m3", "--log-level", "debug"]
+    settings = server_settings(config, spec=spec, plan=Path("plan.json"))
+    assert settings.env["NVIDIA_TF32_OVERRIDE"] == "0=x"
+    assert settings.env["NCCL_DEBUG"] == "INFO"
+    assert settings.env["HF_HUB_OFFLINE"] == "1"
+    assert json.loads(settings.env[ENVIRONMENT])["spec"]["engine_args"] == [*spec.engine_args]
