@@ -17,6 +17,7 @@ from server_harness import Running, serve
 
 from draftstates.capture.numbers import MADE_UP
 from draftstates.config import resolve
+from draftstates.engine.flags import numeric, placing
 from draftstates.extract.client import Endpoint
 from draftstates.model.digest import model_digest
 from draftstates.model.folder import ModelFolder
@@ -63,6 +64,7 @@ def bench_spec(model: ModelFolder, arguments: argparse.Namespace) -> CaptureSpec
         hidden_size=model.hidden_size,
         residual_layers=tuple(layers),
         final_norm="post_norm",
+        engine_args=tuple(numeric((arguments.flags or "").split())),
     )
 
 
@@ -126,7 +128,7 @@ def lease_servers(
     ).publish(plan)
     server = {
         "replicas": arguments.lease,
-        "args": flags,
+        "args": placing(flags),
         "queue_bytes": arguments.queue_bytes,
         "idle_seconds": 600,
     }

@@ -34,6 +34,7 @@ from bench_servers import bench_spec, turn
 from capture import Mix, plain
 from server_harness import CPU_FLAGS, serve
 
+from draftstates.engine.flags import numeric, placing
 from draftstates.model.folder import ModelFolder
 from draftstates.records import Plan
 
@@ -59,11 +60,14 @@ class Run:
                         ],
                         "max_tokens": 40000,
                     },
-                    "model": {"path": str(arguments.model.resolve())},
+                    "model": {
+                        "path": str(arguments.model.resolve()),
+                        "engine_args": numeric(flags),
+                    },
                     "capture": {"compute_dtype": arguments.dtype, "stored_dtype": arguments.dtype},
                     "shards": {"min_bytes": arguments.min_bytes, "max_bytes": arguments.max_bytes},
                     "server": {
-                        "args": flags,
+                        "args": placing(flags),
                         "queue_bytes": arguments.queue_bytes,
                         "idle_seconds": 900,
                     },

@@ -5,7 +5,7 @@ The names are those of SGLang 0.5.17 to 0.5.23. The module needs no SGLang: a co
 checked where only a container has it. SGLang's own parser is asked by `capture.arguments`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 _FREE = (
     # devices, processes, loading
@@ -41,6 +41,8 @@ _FREE = (
     " --export-metrics-to-file-dir --tokenizer-metrics-custom-labels-header"
     " --tokenizer-metrics-allowed-custom-labels --uvicorn-access-log-exclude-prefixes"
     " --enable-cache-report"
+    # behind the captured states, and needed where a library is missing
+    " --sampling-backend --grammar-backend"
 )
 # Flags that do not change which numbers are computed: `server.args` takes these alone.
 ALLOWED = frozenset(_FREE.split())
@@ -123,7 +125,7 @@ REFUSED = {
         ),
         ("--disable-radix-cache", _OWN),
         (
-            "--grammar-backend --sampling-backend --sampling-defaults --sampling-mask-max-tokens"
+            "--sampling-defaults --sampling-mask-max-tokens"
             " --random-seed --reasoning-parser --tool-call-parser --tool-server --warmups"
             " --preferred-sampling-params --completion-template --hf-chat-template-name"
             " --default-chat-template-kwargs --trust-request-chat-template"
@@ -211,6 +213,21 @@ def split(arguments: Iterable[str]) -> list[tuple[str, list[str]]]:
 def canonical(arguments: Iterable[str]) -> list[str]:
     """Return arguments in one spelling and order, so that equal ones give an equal key."""
     return [part for name, values in sorted(split(arguments)) for part in (name, *values)]
+
+
+def placing(arguments: Iterable[str]) -> list[str]:
+    """Return those of a server's arguments that `server.args` takes."""
+    return _chosen(arguments, lambda name: name in ALLOWED)
+
+
+def numeric(arguments: Iterable[str]) -> list[str]:
+    """Return those of a server's arguments that belong into `model.engine_args`."""
+    return _chosen(arguments, lambda name: name not in ALLOWED and refusal(name) is None)
+
+
+def _chosen(arguments: Iterable[str], accept: Callable[[str], bool]) -> list[str]:
+    flags = sorted(split(arguments))
+    return [part for name, values in flags if accept(name) for part in (name, *values)]
 
 
 def server_problems(arguments: Sequence[str]) -> list[str]:

@@ -44,7 +44,7 @@ def running(
     """Chunks of 1024 tokens, overlap scheduling on."""
     folder = gpu_models.make(request.param, tmp_path_factory.mktemp(request.param) / "model")
     root = tmp_path_factory.mktemp("root")
-    spec = spec_for(folder, layers=LAYERS, dtype="bfloat16")
+    spec = spec_for(folder, layers=LAYERS, dtype="bfloat16", server_flags=FLAGS)
     flags = ["--chunked-prefill-size", "1024"]
     with serve(
         spec,

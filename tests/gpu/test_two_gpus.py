@@ -64,7 +64,7 @@ def test_two_gpus_capture_the_rows_of_one(
     tmp_path: Path, kind: str, flags: list[str], writers: int
 ) -> None:
     folder = gpu_models.make(kind, tmp_path / "model")
-    spec = spec_for(folder, layers=LAYERS, dtype="bfloat16")
+    spec = spec_for(folder, layers=LAYERS, dtype="bfloat16", server_flags=FLAGS)
     expected = alone(folder, spec)
     with start(folder, tmp_path / "root", spec, flags) as running:
         shard, captured, refused = capture(running, SAMPLES, tokens_in_flight=1 << 20)

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from draftstates.capture.settings import CaptureSettings
+from draftstates.engine.flags import numeric
 from draftstates.extract.client import Captured, Client, Endpoint, Work
 from draftstates.model.digest import capture_spec
 from draftstates.model.folder import ModelFolder
@@ -59,9 +60,17 @@ class Running:
 
 
 def spec_for(
-    folder: Path, *, layers: Sequence[int], final_norm: str = "post_norm", dtype: str = "float32"
+    folder: Path,
+    *,
+    layers: Sequence[int],
+    final_norm: str = "post_norm",
+    dtype: str = "float32",
+    server_flags: Sequence[str] = (),
 ) -> CaptureSpec:
-    """Return the capture of a model folder with these layers, computed and stored in one dtype."""
+    """Return the capture of a model folder with these layers, computed and stored in one dtype.
+
+    Those of a server's flags that change numbers enter the key.
+    """
     return capture_spec(
         ModelFolder(folder),
         name=None,
@@ -71,6 +80,7 @@ def spec_for(
             "stored_dtype": dtype,
             "compute_dtype": dtype,
         },
+        engine_args=numeric(server_flags),
     )
 
 

@@ -104,3 +104,9 @@ def test_a_flag_given_twice_is_refused() -> None:
     """SGLang takes the last one, and the order would decide."""
     twice = ["--kv-cache-dtype", "auto", "--kv-cache-dtype", "fp8_e4m3"]
     assert flags.engine_problems(twice) == ["--kv-cache-dtype is given 2 times"]
+
+
+def test_a_servers_flags_fall_apart_into_those_of_the_key_and_those_of_server_args() -> None:
+    given = "--device cpu --attention-backend triton --max-total-tokens 8 --load-format dummy"
+    assert flags.numeric(given.split()) == ["--attention-backend", "triton"]
+    assert flags.placing(given.split()) == ["--max-total-tokens", "8"]
