@@ -54,9 +54,11 @@ Column = Literal[
     "output",
     "prompt",
     "completion",
+    "history",
     "input_ids",
     "loss_mask",
 ]
+ChatRole = Literal["system", "developer", "user", "assistant", "tool"]
 Trainer = Literal["speculators", "specforge", "model_optimizer", "deepspec"]
 
 # the date for templates that ask for today's: with the true date, the ids would change every day
@@ -69,7 +71,9 @@ TEMPLATE_DATE = datetime.date(2024, 7, 26)
 class RowOptions(Section):
     """Options by which rows are read from the files of a source."""
 
-    format: Literal["auto", "messages", "sharegpt", "alpaca", "completion", "tokens"] = Field(
+    format: Literal[
+        "auto", "messages", "sharegpt", "responses", "alpaca", "completion", "tokens"
+    ] = Field(
         "auto", description="how a row holds its conversation; auto decides by the row's columns"
     )
     columns: dict[Column, str] = Field(
@@ -117,6 +121,16 @@ class SampleOptions(Section):
         description="where the template renders earlier turns differently once later turns follow"
         " (Qwen3 drops earlier reasoning): one sample for each turn, a sample of the last turn"
         " alone, or no sample",
+    )
+    roles: dict[Annotated[str, Field(min_length=1)], ChatRole] = Field(
+        {},
+        description="other names of roles that the messages use, such as the model's own name:"
+        " {kimi: assistant}",
+    )
+    may_drop: list[Literal["reasoning", "tools"]] = Field(
+        [],
+        description="content that a row may lose where the template does not render it; such rows"
+        " are kept and counted, others are skipped as not_rendered",
     )
     chat_template: ConfiguredPath | None = Field(
         None, description="a Jinja file to use instead of the tokenizer's own template"

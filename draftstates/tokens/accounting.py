@@ -10,6 +10,10 @@ from draftstates.tokens.rows import BENIGN, REASONS, RowSkipped
 from draftstates.tokens.turns import Sample
 
 _EXAMPLES = 20
+# a data set whose keys are data must not make the accounting as large as itself
+_NAMES = 200
+_LONGEST = 200
+_OTHER_NAMES = "other names"
 
 
 class Accounting:
@@ -20,6 +24,8 @@ class Accounting:
         self.counts: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
         self.lost_turns: Counter[str] = Counter()
+        self.not_used: Counter[str] = Counter()
+        self.not_rendered: Counter[str] = Counter()
         self._examples: list[dict[str, Any]] = []
         self._seen: dict[bytes, int] | None = {} if deduplicate else None
 
@@ -52,6 +58,9 @@ class Accounting:
     def _count_kept(self, kept: list[tuple[int, str, Sample]], result: RowResult) -> None:
         self.counts["kept"] += 1
         self.lost_turns.update(result.lost_turns)
+        for name in result.not_used:
+            known = name in self.not_used or len(self.not_used) < _NAMES
+            self.not_used[name[:_LONGEST] if known else _OTHER_NAMES] += 1
         for _, _, sample in kept:
             self.counts["samples"] += 1
             self.counts["cut_samples"] += sample.cut
@@ -60,6 +69,7 @@ class Accounting:
 
     def _count_skipped(self, skipped: RowSkipped, result: RowResult) -> None:
         self.skipped[skipped.reason] += 1
+        self.not_rendered.update(skipped.kinds)
         if self.skipped[skipped.reason] <= _EXAMPLES:
             example = {
                 "row": result.number,
@@ -111,9 +121,16 @@ class Accounting:
         if self.lost_turns:
             lost = [f"{count:,} {reason}" for reason, count in sorted(self.lost_turns.items())]
             text += f"; turns of kept rows left out: {', '.join(lost)}"
-        return text + (
-            f"; {self.counts['cut_samples']:,} samples cut" if self.counts["cut_samples"] else ""
-        )
+        if self.counts["cut_samples"]:
+            text += f"; {self.counts['cut_samples']:,} samples cut"
+        return text
+
+    def not_used_lines(self) -> list[str]:
+        """Return a line for each column, key or kind of content that kept rows lost."""
+        return [
+            f"{self.source}: {name}: {count:,} rows, not used"
+            for name, count in sorted(self.not_used.items())
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of the accounting file."""
@@ -132,6 +149,8 @@ class Accounting:
             "skipped": dict(sorted(self.skipped.items())),
             "failed": {},
             "lost_turns": dict(sorted(self.lost_turns.items())),
+            "not_rendered": dict(sorted(self.not_rendered.items())),
+            "not_used": dict(sorted(self.not_used.items())),
             "examples": self._examples,
             "image": present_image(),
         }

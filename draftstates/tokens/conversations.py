@@ -2,32 +2,22 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from draftstates.tokens.messages import FINISH_KEYS, REASONING_KEYS, MessageReader
 from draftstates.tokens.rows import RowSkipped, shown
+from draftstates.tokens.tools import from_json, is_empty, read_tools
 
-ROLES = {
-    **dict.fromkeys(("system",), "system"),
-    **dict.fromkeys(("developer",), "developer"),
-    **dict.fromkeys(("user", "human", "prompter"), "user"),
-    **dict.fromkeys(
-        ("assistant", "gpt", "chatgpt", "bot", "bing", "bard", "model", "ai"), "assistant"
-    ),
-    **dict.fromkeys(
-        ("tool", "observation", "function", "function_response", "tool_response", "ipython"), "tool"
-    ),
-    **dict.fromkeys(("function_call", "tool_call"), "assistant"),
-}
-_CALL_ROLES = ("function_call", "tool_call")
 _MESSAGE_COLUMNS = ("messages", "conversations", "conversation")
-# the server keeps the same keys; it drops only the `name` of a user's message
-_KEPT_KEYS = (
-    "name",
-    "tool_call_id",
-    "reasoning_content",
-    "tool_calls",
-)
+_SYSTEM_COLUMNS = ("system", "system_prompt", "instructions")
+_TOOL_COLUMNS = ("tools", "functions")
+# the two columns of a layout that holds a question and an answer; the first that a row has
+_PAIRS = (("instruction", "output"), ("prompt", "completion"), ("prompt", "response"))
+# other names; taken where a row has exactly one of each
+_QUESTIONS = ("instruction", "prompt", "question", "query", "problem")
+_ANSWERS = ("output", "completion", "response", "answer", "solution")
+_SECOND_INPUTS = ("input", "context")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,12 +25,20 @@ class Conversation:
     """A conversation as a chat template takes it.
 
     Attributes:
-        messages: messages with `role`, `content` and the other keys of the chat format.
+        messages: messages with `role`, `content` and the other keys of the chat format; reasoning
+            lies under `reasoning_content`.
         tools: tools that are offered to the model.
+        unsupervised: numbers of the messages that the row excludes from what is learnt.
+        open_turns: numbers of the assistant messages that the model did not end itself, such as
+            those cut at a limit.
+        not_used: names of the row's keys and values that are in none of these.
     """
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
+    unsupervised: frozenset[int] = frozenset()
+    open_turns: frozenset[int] = frozenset()
+    not_used: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,14 +48,20 @@ class TokenRow:
     Attributes:
         input_ids: ids [T].
         loss_mask: 0 or 1 [T].
+        not_used: names of the row's other columns.
     """
 
     input_ids: list[Any]
     loss_mask: list[Any]
+    not_used: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
 
 def parse_row(
-    value: object, *, layout: str = "auto", columns: Mapping[str, str] | None = None
+    value: object,
+    *,
+    layout: str = "auto",
+    columns: Mapping[str, str] | None = None,
+    roles: Mapping[str, str] | None = None,
 ) -> Conversation | TokenRow:
     """Read a row's conversation or tokens.
 
@@ -65,25 +69,12 @@ def parse_row(
         value: the row's object, or its JSON text as bytes.
         layout: `format` of `config.RowOptions`; `auto` decides by the row's columns.
         columns: the source's names of columns (standard name -> the source's name).
+        roles: the source's names of roles (its name -> role of the chat format).
 
     Raises:
         RowSkipped: the row holds no conversation and no tokens; the error has reason and detail.
     """
-    row = _parsed(value)
-    columns = columns or {}
-    if layout == "auto":
-        layout = _layout_of(row, columns)
-    if layout == "tokens":
-        return TokenRow(
-            _column(row, columns, "input_ids", list), _column(row, columns, "loss_mask", list)
-        )
-    if layout in ("messages", "sharegpt"):
-        messages = _chat(row, columns)
-    elif layout == "alpaca":
-        messages = _alpaca(row, columns)
-    else:
-        messages = _completion(row, columns)
-    return Conversation(messages, _tools(row.get(columns.get("tools", "tools"))))
+    return _RowParser(_parsed(value), columns or {}, roles or {}).parse(layout)
 
 
 def _parsed(value: object) -> dict[str, Any]:
@@ -99,201 +90,340 @@ def _parsed(value: object) -> dict[str, Any]:
     return value
 
 
-def _layout_of(row: dict[str, Any], columns: Mapping[str, str]) -> str:
-    def has(*names: str) -> bool:
-        return all(columns.get(name, name) in row for name in names)
+class _RowParser:
+    """A row, the names of its columns, and those that have been read."""
 
-    if has("input_ids", "loss_mask"):
-        return "tokens"
-    if columns.get("messages", "") in row or any(name in row for name in _MESSAGE_COLUMNS):
-        return "messages"
-    if has("instruction", "output"):
-        return "alpaca"
-    if has("prompt", "completion") or has("prompt", "response"):
-        return "completion"
-    raise RowSkipped(
-        "unknown_format", f"the columns {shown(sorted(map(str, row)))} fit no known layout"
-    )
+    def __init__(
+        self, row: dict[str, Any], columns: Mapping[str, str], roles: Mapping[str, str]
+    ) -> None:
+        self._row = row
+        self._columns = columns
+        self._reader = MessageReader(columns, roles)
+        self._used: set[str] = set()
 
-
-def _column(
-    row: dict[str, Any],
-    columns: Mapping[str, str],
-    name: str,
-    kind: type,
-    *,
-    optional: bool = False,
-) -> Any:
-    value = row.get(columns.get(name, name))
-    if value is None and optional:
-        return kind()
-    if not isinstance(value, kind):
-        raise RowSkipped(
-            "bad_columns",
-            f"column {columns.get(name, name)}: expected {kind.__name__}, found {shown(value)}",
+    def parse(self, layout: str) -> Conversation | TokenRow:
+        if layout == "auto":
+            layout = self._layout()
+        if layout == "tokens":
+            ids, mask = self._column("input_ids", list), self._column("loss_mask", list)
+            return TokenRow(ids, mask, self._not_used())
+        if layout in ("messages", "sharegpt"):
+            self._read_chat()
+        elif layout == "responses":
+            self._read_responses()
+        else:
+            self._read_pair(layout)
+        reader = self._reader
+        self._read_finish()
+        tools = self._tools()
+        return Conversation(
+            reader.messages,
+            tools,
+            frozenset(reader.unsupervised),
+            frozenset(reader.open_turns),
+            self._not_used(),
         )
-    return value
 
+    def _name(self, standard: str) -> str:
+        return self._columns.get(standard, standard)
 
-def _chat(row: dict[str, Any], columns: Mapping[str, str]) -> list[dict[str, Any]]:
-    name = columns.get("messages") or next(
-        (name for name in _MESSAGE_COLUMNS if name in row), "messages"
-    )
-    listed = row.get(name)
-    if not isinstance(listed, list):
-        raise RowSkipped(
-            "bad_columns", f"column {name}: expected a list of messages, found {shown(listed)}"
+    def _has(self, *standard: str) -> bool:
+        return all(self._row.get(self._name(name)) is not None for name in standard)
+
+    def _layout(self) -> str:
+        if self._has("input_ids", "loss_mask"):
+            return "tokens"
+        listed = [name for name in self._message_columns() if name in self._row]
+        if any(not is_empty(self._row[name]) for name in listed):
+            return "messages"
+        if isinstance(self._row.get("output"), list) and not is_empty(self._row.get("input")):
+            return "responses"
+        if self._has("instruction", "output"):
+            return "alpaca"
+        if self._pair() is not None:
+            return "completion"
+        if listed:
+            # it is there, and null or empty
+            return "messages"
+        null = [name for name in (*_QUESTIONS, *_ANSWERS) if name in self._row]
+        for name in null:
+            if self._row[name] is None:
+                raise RowSkipped("bad_columns", f"column {name}: expected text, found None")
+        known = self._sides()
+        several = " and ".join(
+            f"{' or '.join(names)} as {side}"
+            for side, names in zip(("question", "answer"), known, strict=True)
+            if len(names) > 1
         )
-    messages = [_message(item, index, columns) for index, item in enumerate(listed)]
-    system = _column(row, columns, "system", str, optional=True)
-    if system and messages:
-        if messages[0]["role"] == "system":
+        advice = f"; it could have {several}: name one in columns" if several else ""
+        raise RowSkipped(
+            "unknown_format",
+            f"the columns {shown(sorted(map(str, self._row)))} fit no known layout{advice}",
+        )
+
+    def _message_columns(self) -> tuple[str, ...]:
+        named = self._columns.get("messages")
+        return (named,) if named in self._row else _MESSAGE_COLUMNS
+
+    def _sides(self) -> tuple[list[str], list[str]]:
+        """Return the columns that may hold the question, and those that may hold the answer."""
+        questions, answers = (
+            [name for name in names if not is_empty(self._row.get(name))]
+            for names in (_QUESTIONS, _ANSWERS)
+        )
+        if not questions and not is_empty(self._row.get("input")):
+            questions = ["input"]
+        return questions, answers
+
+    def _pair(self) -> tuple[str, str] | None:
+        """Return the columns of question and answer, where they are not in doubt."""
+        for question, answer in _PAIRS:
+            if self._has(question, answer):
+                return self._name(question), self._name(answer)
+        questions, answers = self._sides()
+        for side, names in ((questions, ("instruction", "prompt")), (answers, _ANSWERS[:2])):
+            # a column that the configuration names is not in doubt
+            if named := [self._columns[name] for name in names if name in self._columns]:
+                side[:] = named
+        if len(questions) == 1 and len(answers) == 1:
+            return questions[0], answers[0]
+        return None
+
+    def _take(self, name: str) -> Any:
+        self._used.add(name)
+        return self._row.get(name)
+
+    def _column(self, standard: str, kind: type) -> Any:
+        name = self._name(standard)
+        value = self._take(name)
+        if not isinstance(value, kind):
             raise RowSkipped(
-                "bad_columns", "a system prompt in the column and another in the messages"
+                "bad_columns", f"column {name}: expected {kind.__name__}, found {shown(value)}"
             )
-        messages.insert(0, {"role": "system", "content": system})
-    return messages
+        return value
 
+    def _text(self, name: str) -> str:
+        """Return a column's text; a missing one is empty."""
+        value = self._take(name)
+        if is_empty(value):
+            return ""
+        if not isinstance(value, str):
+            raise RowSkipped("bad_columns", f"column {name}: expected text, found {shown(value)}")
+        return value
 
-def _message(item: object, index: int, columns: Mapping[str, str]) -> dict[str, Any]:
-    if not isinstance(item, dict):
-        raise RowSkipped("bad_message", f"message {index}: expected an object, found {shown(item)}")
-    given = _first(item, (columns.get("role"), "role", "from"))
-    role = ROLES.get(given.lower()) if isinstance(given, str) else None
-    if role is None:
-        raise RowSkipped(
-            "unknown_role",
-            f"message {index}: expected one of {', '.join(ROLES)}, found {shown(given)}",
-        )
-    message: dict[str, Any] = {
-        "role": role,
-        "content": _first(item, (columns.get("content"), "content", "value", "text")),
-    }
-    message.update(
-        {
-            key: item[key]
-            for key in _KEPT_KEYS
-            if item.get(key) is not None and (key != "name" or role != "user")
-        }
-    )
-    if given.lower() in _CALL_ROLES:
-        message["tool_calls"], message["content"] = _calls_in_text(message["content"]), ""
-    if "tool_calls" in message:
-        message["tool_calls"] = _tool_calls(message["tool_calls"], index)
-    if role == "assistant" and message.get("tool_calls") and message["content"] is None:
-        # the server does the same before it renders
-        message["content"] = ""
-    _check_content(message, index)
-    return message
+    def _read_chat(self) -> None:
+        columns = self._message_columns()
+        name = next((name for name in columns if not is_empty(self._row.get(name))), None)
+        name = name or next((name for name in columns if name in self._row), "messages")
+        listed = _list_of(self._take(name))
+        if listed is None:
+            raise RowSkipped(
+                "bad_columns",
+                f"column {name}: expected a list of messages, found {shown(self._row.get(name))}",
+            )
+        self._read_system()
+        system = bool(self._reader.messages)
+        self._read_list(listed, self._learnt(len(listed)))
+        self._read_choice()
+        if system and self._reader.messages[1:2] and self._reader.messages[1]["role"] == "system":
+            first, second = self._reader.messages[:2]
+            if first["content"] != second["content"]:
+                raise RowSkipped(
+                    "bad_columns", "a system prompt in the column and another in the messages"
+                )
+            self._drop_first()
 
+    def _drop_first(self) -> None:
+        reader = self._reader
+        del reader.messages[0]
+        reader.unsupervised = {index - 1 for index in reader.unsupervised}
+        reader.open_turns = {index - 1 for index in reader.open_turns}
 
-def _first(item: dict[str, Any], names: tuple[str | None, ...]) -> Any:
-    return next((item[name] for name in names if name is not None and name in item), None)
+    def _read_list(self, items: Iterable[object], learnt: list[bool] | None = None) -> None:
+        for index, item in enumerate(items):
+            self._reader.read(item, index, learn=learnt is None or learnt[index])
 
-
-def _check_content(message: dict[str, Any], index: int) -> None:
-    content = message["content"]
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    for part in parts:
-        if not (
-            isinstance(part, dict)
-            and part.get("type") in ("text", "input_text")
-            and isinstance(part.get("text"), str)
+    def _learnt(self, count: int) -> list[bool] | None:
+        """Return whether each message is learnt, as the row's `loss_mask` says."""
+        name = self._name("loss_mask")
+        mask = self._row.get(name)
+        if is_empty(mask):
+            return None
+        self._used.add(name)
+        if (
+            not isinstance(mask, list)
+            or len(mask) != count
+            or any(type(value) not in (bool, int) or value not in (0, 1) for value in mask)
         ):
             raise RowSkipped(
-                "bad_message",
-                f"message {index} ({message['role']}): expected text, found {shown(content)}",
+                "bad_columns",
+                f"column {name}: expected 0 or 1 for each of {count} messages, found {shown(mask)}",
             )
-    for key in ("name", "tool_call_id", "reasoning_content"):
-        if not isinstance(message.get(key, ""), str):
+        return [bool(value) for value in mask]
+
+    def _read_choice(self) -> None:
+        """Read the answer of a chat completion that lies beside its request's messages."""
+        choices = self._row.get("choices")
+        if not isinstance(choices, list) or not choices:
+            return
+        messages = [
+            choice.get("message") if isinstance(choice, dict) else None for choice in choices
+        ]
+        last = self._reader.messages[-1:]
+        if len(choices) != 1 or not isinstance(messages[0], dict):
             raise RowSkipped(
-                "bad_message", f"message {index}: {key}: expected text, found {shown(message[key])}"
+                "bad_columns",
+                f"column choices: expected one choice with a message, found {shown(choices)}",
             )
+        if last and last[0]["role"] == "assistant":
+            return
+        self._used.add("choices")
+        self._reader.read(messages[0], len(self._reader.messages))
+        self._reader.end_last(choices[0].get("finish_reason"), "choices[].finish_reason")
 
-
-def _calls_in_text(text: object) -> list[Any]:
-    """Return the calls of a ShareGPT `function_call` turn.
-
-    Such a turn holds one call, or a list of calls, as JSON text.
-    """
-    calls = _from_json(text)
-    return [
-        {"type": "function", "function": call}
-        for call in (calls if isinstance(calls, list) else [calls])
-    ]
-
-
-def _from_json(value: object) -> object:
-    """Return text parsed as JSON, or None where it is not JSON; return other values unchanged."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _tool_calls(calls: object, index: int) -> list[dict[str, Any]]:
-    """Return the calls as the server hands them to the template.
-
-    The arguments become an object where they are JSON text.
-    """
-    if not isinstance(calls, list):
-        raise RowSkipped(
-            "bad_tools", f"message {index}: tool_calls: expected a list, found {shown(calls)}"
-        )
-    parsed = []
-    for call in calls:
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+    def _read_system(self) -> None:
+        names = {self._name("system"): None, **dict.fromkeys(_SYSTEM_COLUMNS)}
+        given = [name for name in names if not is_empty(self._row.get(name))]
+        texts = []
+        for name in given:
+            value = self._take(name)
+            if not isinstance(value, (str, list)):
+                raise RowSkipped(
+                    "bad_columns", f"column {name}: expected text, found {shown(value)}"
+                )
+            if value not in texts:
+                texts.append(value)
+        if len(texts) > 1:
             raise RowSkipped(
-                "bad_tools",
-                f"message {index}: expected a function with a name, found {shown(call)}",
+                "bad_columns", f"expected one system prompt, found another in {', '.join(given)}"
             )
-        arguments = _from_json(function.get("arguments", {}))
-        if not isinstance(arguments, dict):
-            found = shown(function.get("arguments"))
+        if texts:
+            self._reader.read({"role": "system", "content": texts[0]}, 0)
+
+    def _read_pair(self, layout: str) -> None:
+        """Read a question and an answer, with what may stand before them."""
+        if layout == "alpaca":
+            question, answer = self._name("instruction"), self._name("output")
+        else:
+            found = self._pair()
+            question, answer = found or (self._name("prompt"), self._name("completion"))
+        asked = self._side(question, "user")
+        said = self._side(answer, "assistant")
+        self._read_system()
+        self._read_history()
+        second = [name for name in (self._name("input"), *_SECOND_INPUTS[1:]) if name != question]
+        for name in second:
+            if question == self._name("instruction") and isinstance(self._row[question], str):
+                text = self._text(name)
+                asked[0]["content"] = "\n\n".join(filter(None, [asked[0]["content"], text]))
+                if text:
+                    break
+        if not is_empty(self._row.get("input")) and "input" not in self._used:
             raise RowSkipped(
-                "bad_tools", f"message {index}: arguments: expected a JSON object, found {found}"
+                "unknown_format",
+                f"the columns {question} and input could both be the question: name one in columns",
             )
-        parsed.append({**call, "function": {**function, "arguments": arguments}})
-    return parsed
+        thoughts = {key: self._take(key) for key in REASONING_KEYS if key in self._row}
+        if len(said) == 1 and isinstance(said[0], dict):
+            said = [{**thoughts, **said[0]}]
+        elif any(not is_empty(value) for value in thoughts.values()):
+            self._used.difference_update(thoughts)
+        items = [*asked, *said]
+        self._drop_doubled_system(items)
+        self._read_list(items, self._learnt(len(items)))
 
+    def _drop_doubled_system(self, items: list[Any]) -> None:
+        first = self._reader.messages[:1]
+        if not first or first[0]["role"] != "system" or not isinstance(items[0], dict):
+            return
+        if items[0].get("role") == "system":
+            if items[0].get("content") != first[0]["content"]:
+                raise RowSkipped(
+                    "bad_columns", "a system prompt in the column and another in the messages"
+                )
+            del items[0]
 
-def _tools(value: object) -> list[dict[str, Any]] | None:
-    if value is None or value in ("", []):
-        return None
-    tools = _from_json(value)
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise RowSkipped("bad_tools", f"tools: expected a list of objects, found {shown(value)}")
-    return tools or None
-
-
-def _alpaca(row: dict[str, Any], columns: Mapping[str, str]) -> list[dict[str, Any]]:
-    instruction, output = (
-        _column(row, columns, "instruction", str),
-        _column(row, columns, "output", str),
-    )
-    given = _column(row, columns, "input", str, optional=True)
-    system = _column(row, columns, "system", str, optional=True)
-    messages = [{"role": "system", "content": system}] if system else []
-    messages.append(
-        {"role": "user", "content": f"{instruction}\n\n{given}" if given else instruction}
-    )
-    return [*messages, {"role": "assistant", "content": output}]
-
-
-def _completion(row: dict[str, Any], columns: Mapping[str, str]) -> list[dict[str, Any]]:
-    answer = columns.get("completion") or ("completion" if "completion" in row else "response")
-    sides = []
-    for name, role in ((columns.get("prompt", "prompt"), "user"), (answer, "assistant")):
-        value = row.get(name)
+    def _side(self, name: str, role: str) -> list[Any]:
+        """Return the messages of one side of a pair: text, or a list of messages."""
+        value = self._take(name)
         if isinstance(value, str):
-            value = [{"role": role, "content": value}]
-        if not isinstance(value, list):
+            return [{"role": role, "content": value}]
+        if isinstance(value, dict) and "role" in value:
+            return [value]
+        if not isinstance(value, list) or not value:
             raise RowSkipped(
                 "bad_columns",
                 f"column {name}: expected text or a list of messages, found {shown(value)}",
             )
-        sides += value
-    return [_message(item, index, columns) for index, item in enumerate(sides)]
+        return list(value)
+
+    def _read_history(self) -> None:
+        """Read earlier turns: pairs of question and answer, or messages."""
+        name = self._name("history")
+        if is_empty(self._row.get(name)):
+            return
+        turns = _list_of(self._take(name))
+        for index, turn in enumerate(turns if turns is not None else [None]):
+            if isinstance(turn, dict):
+                self._reader.read(turn, index)
+            elif (
+                isinstance(turn, (list, tuple))
+                and len(turn) == 2
+                and all(side is None or isinstance(side, str) for side in turn)
+            ):
+                for role, text in zip(("user", "assistant"), turn, strict=True):
+                    if text:
+                        self._reader.read({"role": role, "content": text}, index)
+            else:
+                raise RowSkipped(
+                    "bad_columns",
+                    f"column {name}: expected pairs of question and answer, found"
+                    f" {shown(self._row[name])}",
+                )
+
+    def _read_responses(self) -> None:
+        """Read input and output of OpenAI's Responses."""
+        asked, said = self._side("input", "user"), self._take("output")
+        self._read_system()
+        items = [*asked, *said]
+        self._drop_doubled_system(items)
+        self._read_list(items, self._learnt(len(items)))
+        details = self._row.get("incomplete_details")
+        if self._take("status") == "incomplete" or not is_empty(details):
+            self._used.add("incomplete_details")
+            self._reader.end_last("incomplete", "status")
+
+    def _read_finish(self) -> None:
+        reader = self._reader
+        for name in ("train", "weight"):
+            if type(self._row.get(name)) in (bool, int, float) and not self._row[name]:
+                self._used.add(name)
+                reader.unsupervised.update(range(len(reader.messages)))
+        for name in (*FINISH_KEYS, "finish_reasons"):
+            if not is_empty(self._row.get(name)):
+                reader.end_last(self._take(name), name)
+
+    def _tools(self) -> list[dict[str, Any]] | None:
+        names = {self._name("tools"): None, **dict.fromkeys(_TOOL_COLUMNS)}
+        given = [name for name in names if not is_empty(self._row.get(name))]
+        # a second column stays unused, and is named
+        return read_tools(self._take(given[0]), given[0]) if given else None
+
+    def _not_used(self) -> tuple[str, ...]:
+        row, used = self._row, self._used
+        unused = [
+            str(name) for name, value in row.items() if name not in used and not is_empty(value)
+        ]
+        return (*unused, *sorted(self._reader.not_used))
+
+
+def _list_of(value: object) -> list[Any] | None:
+    """Return a column's list: as it is, as JSON text, or as one list for each key."""
+    value = from_json(value)
+    if isinstance(value, dict) and value and all(isinstance(v, list) for v in value.values()):
+        lengths = {len(part) for part in value.values()}
+        if len(lengths) == 1:
+            return [
+                dict(zip(value, parts, strict=True)) for parts in zip(*value.values(), strict=True)
+            ]
+    return value if isinstance(value, list) else None

@@ -26,6 +26,8 @@ class RowResult:
         samples: pairs (sample id, sample).
         skipped: reason why the row has no sample; None for a kept row.
         lost_turns: reasons why turns of a kept row are not in its samples.
+        not_used: names of the columns, keys and content of a kept row that are in none of its
+            samples.
     """
 
     number: int
@@ -33,6 +35,7 @@ class RowResult:
     samples: list[tuple[str, Sample]]
     skipped: RowSkipped | None = None
     lost_turns: tuple[str, ...] = ()
+    not_used: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,23 +71,41 @@ class Pipeline:
         A bad row raises no error: the reason is in `skipped` of the result.
         """
         try:
-            parsed = parse_row(row.value, layout=self.options.format, columns=self.options.columns)
+            parsed = parse_row(
+                row.value,
+                layout=self.options.format,
+                columns=self.options.columns,
+                roles=self.options.roles,
+            )
             self._draw(parsed)
+            not_used = set(parsed.not_used)
             if isinstance(parsed, TokenRow):
                 samples, lost = [self._checked(parsed)], []
             else:
-                samples, lost = tokenise_conversation(parsed, self.template, self.options)
+                samples, lost = tokenise_conversation(parsed, self.template, self.options, not_used)
         except RowSkipped as skipped:
             return RowResult(row.number, row.where, [], skipped)
         except Exception as error:
             error.add_note(f"while tokenising {row.where}")
             raise
         named = [(sample_id(sample.input_ids, sample.loss_mask), sample) for sample in samples]
-        return RowResult(row.number, row.where, named, None, tuple(error.reason for error in lost))
+        return RowResult(
+            row.number,
+            row.where,
+            named,
+            lost_turns=tuple(error.reason for error in lost),
+            not_used=tuple(sorted(not_used)),
+        )
 
     def _draw(self, parsed: Conversation | TokenRow) -> None:
         if self.options.weight < 1:
-            content = json.dumps(dataclasses.asdict(parsed), sort_keys=True, default=str)
+            # what is chosen depends on the content alone, and not on the row's other columns
+            fields = ("messages", "tools", "input_ids", "loss_mask")
+            content = json.dumps(
+                {name: getattr(parsed, name) for name in fields if hasattr(parsed, name)},
+                sort_keys=True,
+                default=str,
+            )
             if keyed_fraction(content, key="draftstates.weight") >= self.options.weight:
                 raise RowSkipped("not_sampled", f"outside the share of {self.options.weight}")
 

@@ -29,8 +29,8 @@ REASONS = {
     "bad_text": "the text holds lone surrogates, which no tokenizer can encode",
     "no_assistant": "there is no assistant turn with a message before it",
     "not_rendered": (
-        "the chat template would leave something out without a word: a role, the tools or the tool"
-        " calls"
+        "the chat template would leave something out without a word: a role, reasoning, the tools,"
+        " tool calls or text"
     ),
     "template_error": "the chat template refused the conversation",
     "prompt_not_prefix": (
@@ -68,13 +68,15 @@ class RowSkipped(Exception):
     Attributes:
         reason: a key of `REASONS`.
         detail: what was expected and what was found.
+        kinds: kinds of content that are not rendered, where that is the reason.
     """
 
-    def __init__(self, reason: str, detail: str) -> None:
-        # both arguments: without them the error could not be pickled between processes
-        super().__init__(reason, detail)
+    def __init__(self, reason: str, detail: str, kinds: tuple[str, ...] = ()) -> None:
+        # all arguments: without them the error could not be pickled between processes
+        super().__init__(reason, detail, kinds)
         self.reason = reason
         self.detail = detail
+        self.kinds = kinds
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.detail}"
@@ -308,5 +310,8 @@ def _without_fill(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_fill(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
+        if value and all(isinstance(item, tuple) for item in value):
+            # a column of maps, as Arrow gives it
+            return _without_fill(dict(value))
         return [_without_fill(item) for item in value]
     return value

@@ -1,6 +1,8 @@
 """A model's chat template and tokenizer: rendering, exact tokenising, the end of a turn."""
 
+import copy
 import datetime
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,10 @@ import numpy as np
 from draftstates.config import TEMPLATE_DATE
 from draftstates.errors import UserError
 from draftstates.model.folder import ModelFolder
+from draftstates.tokens.content import MARK, renamed, tools_are_quoted
 from draftstates.tokens.conversations import Conversation
 from draftstates.tokens.encoder import encoder_for, load_tokenizer
+from draftstates.tokens.messages import REASONING_KEYS
 from draftstates.tokens.options import read_template
 from draftstates.tokens.rows import RowSkipped
 
@@ -42,6 +46,10 @@ class ChatTemplate:
             supervised.
         closing: all tokens that the template puts after an assistant's text, end token and tail
             included.
+        closing_text: the text of these tokens.
+        end_marks: the end tokens as text, where text is split at them.
+        reasoning_key: the key of a message under which the template reads reasoning; None where it
+            reads none.
         added_ids: the vocabulary's marks; text is split at these first.
     """
 
@@ -56,10 +64,18 @@ class ChatTemplate:
         trust_remote_code: bool = False,
     ) -> None:
         self.tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
-        self.chat_template = read_template(chat_template) if chat_template else None
-        if not (self.chat_template or self.tokenizer.chat_template):
+        named = self.tokenizer.chat_template
+        for_tools = None
+        if chat_template:
+            self.chat_template = read_template(chat_template)
+        elif isinstance(named, dict):
+            self.chat_template, for_tools = named.get("default"), named.get("tool_use")
+        else:
+            self.chat_template = None
+        if not (self.chat_template or (named and not isinstance(named, dict))):
+            found = f"none named default but {', '.join(named)}" if named else "no chat template"
             raise UserError(
-                f"{folder}: the tokenizer has no chat template; name one with data.chat_template"
+                f"{folder}: the tokenizer has {found}; name one with data.chat_template"
             )
         self.folder = folder
         self._origin = f"data.chat_template: {chat_template}" if chat_template else str(folder)
@@ -67,13 +83,45 @@ class ChatTemplate:
         self._encoder = encoder_for(self.tokenizer)
         self.vocabulary_size = len(self.tokenizer)
         self.added_ids = frozenset(self.tokenizer.added_tokens_decoder)
-        self.closing = self._find_closing()
+        self._named_ends = _ids_of(end_tokens, self.tokenizer) | _model_end_ids(
+            folder, self.tokenizer
+        )
+        self._examine()
+        self._for_tools = self._another(for_tools) if for_tools else None
+
+    def _examine(self) -> None:
+        """Find out what the template puts around a turn, and what it leaves out."""
+        self.closing, self.closing_text = self._find_closing()
         self._check_round_trip()
-        self.end_ids, self.tail = self._find_turn_end(
-            _ids_of(end_tokens, self.tokenizer) | _model_end_ids(folder, self.tokenizer)
+        self.end_ids, self.tail = self._find_turn_end(self._named_ends)
+        self.end_marks = tuple(
+            self.tokenizer.convert_ids_to_tokens(token)
+            for token in sorted(self.end_ids & self.added_ids)
         )
         self.takes_parts = self._takes_parts()
+        self.reasoning_key = self._find_reasoning_key()
         self._ignored = self._find_ignored()
+
+    def _another(self, chat_template: str) -> "ChatTemplate | None":
+        """Return the same tokenizer with another template, or None where that cannot be used."""
+        other = copy.copy(self)
+        other.chat_template = chat_template
+        try:
+            other._examine()
+        except UserError:
+            return None
+        return other
+
+    def variant(self, conversation: Conversation) -> "ChatTemplate":
+        """Return the template for a conversation: of two, the one that shows its tool calls."""
+        other = getattr(self, "_for_tools", None)
+        if other is None or "tool calls" in other._ignored:
+            return self
+        uses_tools = conversation.tools or any(
+            message["role"] == "tool" or message.get("tool_calls")
+            for message in conversation.messages
+        )
+        return other if uses_tools else self
 
     def render(
         self,
@@ -142,26 +190,95 @@ class ChatTemplate:
             )
         return end
 
-    def prepared(self, conversation: Conversation) -> list[dict[str, Any]]:
+    def prepared(
+        self,
+        conversation: Conversation,
+        *,
+        may_drop: frozenset[str] = frozenset(),
+        not_used: set[str] | None = None,
+    ) -> list[dict[str, Any]]:
         """Return the messages as the template takes them.
 
-        Where the template takes only text, a list of parts becomes one text.
+        Reasoning lies under the template's key. Where the template takes only text, a list of parts
+        becomes one text. An answer does not end in an end token, which the template adds.
+
+        Args:
+            conversation: the conversation.
+            may_drop: kinds of content that are dropped where the template does not show them.
+            not_used: names of what is dropped are added.
 
         Raises:
-            RowSkipped: `not_rendered`: the template would leave out a role, the tools or the tool
-                calls.
+            RowSkipped: `not_rendered`: the template would leave out a role, reasoning, the tools
+                or the tool calls.
         """
-        messages = [self._flattened(message) for message in conversation.messages]
+        messages = [
+            self._as_taken(message, index in conversation.open_turns)
+            for index, message in enumerate(conversation.messages)
+        ]
         present = {message["role"] for message in messages}
-        if any(message.get("tool_calls") for message in messages):
-            present.add("tool calls")
-        if lost := sorted(present & self._ignored):
-            raise RowSkipped("not_rendered", f"the chat template ignores {', '.join(lost)}")
-        if conversation.tools and self.render(messages) == self.render(
-            messages, tools=conversation.tools
-        ):
-            raise RowSkipped("not_rendered", "the chat template ignores the tools")
+        for message in messages:
+            if message.get("tool_calls"):
+                present.add("tool calls")
+                if message["content"]:
+                    present.add("text beside tool calls")
+                if message.get("reasoning_content"):
+                    present.add("reasoning beside tool calls")
+            if message.get("reasoning_content"):
+                present.add("reasoning")
+        lost = present & self._ignored
+        if "reasoning" in may_drop and (dropped := {kind for kind in lost if "reasoning" in kind}):
+            lost -= dropped
+            (not_used if not_used is not None else set()).update(dropped)
+        if lost:
+            names = tuple(sorted(lost))
+            raise RowSkipped("not_rendered", f"the chat template ignores {', '.join(names)}", names)
+        if "reasoning" in present:
+            messages = [self._with_reasoning(message) for message in messages]
         return messages
+
+    def shows_tools(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+    ) -> bool:
+        """Return whether the template shows the tools before a turn, or the messages quote them.
+
+        Args:
+            messages: the messages before the first turn.
+            tools: the tools of the conversation.
+        """
+        if not tools:
+            return True
+        try:
+            text = self.render(messages, tools=[renamed(tool) for tool in tools], prompt=True)
+        except RowSkipped:
+            # the row's own rendering says why
+            return True
+        return MARK in text or tools_are_quoted(tools, messages)
+
+    def _as_taken(self, message: dict[str, Any], is_open: bool) -> dict[str, Any]:
+        message = self._flattened(message)
+        content = message["content"]
+        if message["role"] != "assistant" or not isinstance(content, str):
+            return message
+        ended = content.rstrip()
+        while ended.endswith(self.end_marks):
+            mark = next(mark for mark in self.end_marks if ended.endswith(mark))
+            content = ended = ended.removesuffix(mark)
+            ended = ended.rstrip()
+            message = {**message, "content": content}
+        if is_open and self.reasoning_key and "</think>" not in content:
+            before, opened, thought = content.partition("<think>")
+            if opened and not before.strip() and not message.get("reasoning_content"):
+                # cut within the thought
+                message = {**message, "content": "", "reasoning_content": thought}
+        return message
+
+    def _with_reasoning(self, message: dict[str, Any]) -> dict[str, Any]:
+        if "reasoning_content" not in message or self.reasoning_key == "reasoning_content":
+            return message
+        renamed = {key: value for key, value in message.items() if key != "reasoning_content"}
+        if self.reasoning_key:
+            renamed[self.reasoning_key] = message["reasoning_content"]
+        return renamed
 
     def _flattened(self, message: dict[str, Any]) -> dict[str, Any]:
         content = message["content"]
@@ -169,19 +286,20 @@ class ChatTemplate:
             return message
         return {**message, "content": " ".join(part["text"] for part in content)}
 
-    def _find_closing(self) -> list[int]:
+    def _find_closing(self) -> tuple[list[int], str]:
         user = {"role": "user", "content": "Hi"}
         try:
-            turns = [
-                self.encode(self.render([user, {"role": "assistant", "content": answer}])).tolist()
-                for answer in _ANSWERS
+            texts = [
+                self.render([user, {"role": "assistant", "content": answer}]) for answer in _ANSWERS
             ]
+            turns = [self.encode(text).tolist() for text in texts]
         except RowSkipped as error:
             raise UserError(
                 f"{self._origin}: the chat template cannot render a user's and an assistant's"
                 f" message: {error.detail}"
             ) from None
-        return _common_suffix(turns)
+        backwards = os.path.commonprefix([text[::-1] for text in texts])
+        return _common_suffix(turns), backwards[::-1]
 
     def _check_round_trip(self) -> None:
         """Refuse a tokenizer that gives a conversation other ids than its rendered text.
@@ -239,12 +357,10 @@ class ChatTemplate:
         """
         user, answer = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}
 
-        def call(name: str) -> dict[str, Any]:
-            return {
-                "role": "assistant",
-                "content": "",
-                "tool_calls": [{"type": "function", "function": {"name": name, "arguments": {}}}],
-            }
+        def call(name: str, **more: str) -> dict[str, Any]:
+            function = {"name": name, "arguments": {}}
+            calls = [{"id": "call00001", "type": "function", "function": function}]
+            return {"role": "assistant", "content": "", "tool_calls": calls, **more}
 
         pairs = {
             role: [[{"role": role, "content": text}, user, answer] for text in "ab"]
@@ -255,7 +371,27 @@ class ChatTemplate:
             for text in "ab"
         ]
         pairs["tool calls"] = [[user, call(name)] for name in "fg"]
-        return frozenset(name for name, (one, other) in pairs.items() if self._same(one, other))
+        pairs["text beside tool calls"] = [[user, call("f", content=text)] for text in "ab"]
+        ignored = {name for name, (one, other) in pairs.items() if self._same(one, other)}
+        if self.reasoning_key is None:
+            ignored.add("reasoning")
+        elif "tool calls" not in ignored and self._same(
+            *([user, call("f", **{self.reasoning_key: text})] for text in "ab")
+        ):
+            ignored.add("reasoning beside tool calls")
+        return frozenset(ignored)
+
+    def _find_reasoning_key(self) -> str | None:
+        """Return the first key whose text the template shows in the last turn."""
+        user = {"role": "user", "content": "Hi"}
+        for key in REASONING_KEYS:
+            answer = {"role": "assistant", "content": "Yes", key: MARK}
+            try:
+                if MARK in self.render([user, answer]):
+                    return key
+            except RowSkipped:
+                continue
+        return None
 
     def _same(self, one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
         try:

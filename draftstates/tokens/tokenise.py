@@ -136,7 +136,8 @@ class _Progress:
         now = time.monotonic()
         if last:
             rate = counts.counts["rows_in"] / max(now - self.start, 1e-9)
-            print(f"{counts.summary()}; {rate:,.0f} rows/s", file=sys.stderr)
+            lines = [f"{counts.summary()}; {rate:,.0f} rows/s", *counts.not_used_lines()]
+            print("\n".join(lines), file=sys.stderr)
         elif now - self.shown > _PROGRESS_SECONDS:
             self.shown = now
             rows = counts.counts["rows_in"]

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from draftstates.tokens.content import ContentCheck
 from draftstates.tokens.conversations import Conversation
 from draftstates.tokens.options import TokeniseOptions
 from draftstates.tokens.rows import RowSkipped
@@ -53,35 +54,52 @@ class _Turn:
 
 
 def tokenise_conversation(
-    conversation: Conversation, template: ChatTemplate, options: TokeniseOptions
+    conversation: Conversation,
+    template: ChatTemplate,
+    options: TokeniseOptions,
+    not_used: set[str] | None = None,
 ) -> tuple[list[Sample], list[RowSkipped]]:
     """Return a conversation's samples in turn order, and the reasons of turns without a sample.
 
+    Args:
+        conversation: the conversation.
+        template: the template that renders it.
+        options: options of the source.
+        not_used: names of the content that is in no sample though there are samples are added.
+
     Raises:
-        RowSkipped: the conversation has no sample.
+        RowSkipped: the conversation has no sample, or some of its content is not rendered.
     """
-    messages = template.prepared(conversation)
-    if not messages:
-        raise RowSkipped("empty", "expected messages, found none")
-    places = [
-        index
-        for index, message in enumerate(messages)
-        if message["role"] == "assistant" and index > 0
-    ]
-    if not places:
-        raise RowSkipped(
-            "no_assistant", f"found only {', '.join(message['role'] for message in messages[:8])}"
-        )
-    if options.train_on == "last":
-        places = places[-1:]
+    not_used = set() if not_used is None else not_used
+    template = template.variant(conversation)
+    may_drop = frozenset(options.may_drop)
+    messages = template.prepared(conversation, may_drop=may_drop, not_used=not_used)
+    places = _places(messages, conversation, options, not_used)
+    tools = conversation.tools
+    if not template.shows_tools(messages[: places[0]], tools):
+        if "tools" not in may_drop:
+            raise RowSkipped("not_rendered", "the chat template ignores the tools", ("tools",))
+        tools = None
+        not_used.add("tools")
+    check = ContentCheck(
+        messages,
+        tools,
+        template,
+        reasoning_key=template.reasoning_key,
+        may_drop=may_drop,
+        not_used=not_used,
+    )
     turns, lost = [], []
     for place in places:
         try:
-            turns.append(_turn(messages, place, conversation.tools, template, options))
+            is_open = place in conversation.open_turns
+            turns.append(_turn(messages, place, tools, template, options, check, is_open))
         except RowSkipped as error:
+            if error.reason == "not_rendered":
+                raise
             lost.append(error)
     samples = []
-    for turn in _chosen(_grouped(turns), options):
+    for turn in _chosen(_grouped(turns), options, not_used):
         try:
             samples.append(_sample(turn, template, options))
         except RowSkipped as error:
@@ -91,27 +109,98 @@ def tokenise_conversation(
     return samples, lost
 
 
+def _places(
+    messages: list[dict[str, Any]],
+    conversation: Conversation,
+    options: TokeniseOptions,
+    not_used: set[str],
+) -> list[int]:
+    """Return the numbers of the messages that are learnt; name those that are in no sample."""
+    if not messages:
+        raise RowSkipped("empty", "expected messages, found none")
+    answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    places = [index for index in answers if index > 0]
+    if not places:
+        raise RowSkipped(
+            "no_assistant", f"found only {', '.join(message['role'] for message in messages[:8])}"
+        )
+    if options.train_on == "last":
+        places = places[-1:]
+    places = [place for place in places if place not in conversation.unsupervised]
+    if not places:
+        raise RowSkipped(
+            "no_supervised_tokens", "the row says of each answer that it is not to be learnt"
+        )
+    if answers[0] == 0 and 0 not in conversation.unsupervised:
+        not_used.add("messages[0], an answer to nothing: rendered, not supervised")
+    if places[-1] < len(messages) - 1:
+        not_used.add("messages after the last answer that is learnt")
+    return places
+
+
 def _turn(
     messages: list[dict[str, Any]],
     place: int,
     tools: list[dict[str, Any]] | None,
     template: ChatTemplate,
     options: TokeniseOptions,
+    check: ContentCheck,
+    is_open: bool,
 ) -> _Turn:
     prompt_text = template.render(messages[:place], tools=tools, prompt=True)
     text = template.render(messages[: place + 1], tools=tools)
+    if is_open:
+        text = _without_end(text, messages[place], len(prompt_text), template)
     prompt, ids = template.encode(prompt_text), template.encode(text)
     start = len(prompt)
     if not _begins(ids, prompt):
         ids = np.concatenate(
-            [prompt, _continuation(prompt, prompt_text, text, messages[place], template)]
+            [prompt, _continuation(prompt, prompt_text, text, messages[place], template, is_open)]
         )
-    end = start + template.turn_end(ids[start:])
+    check.see(place, prompt_text, _answer_text(prompt_text, text, ids[start:], template))
+    end = len(ids) if is_open else start + template.turn_end(ids[start:])
+    if end == start:
+        raise RowSkipped("no_supervised_tokens", "the answer was cut before its first token")
     if options.include_reasoning:
         return _Turn(ids, end, [(start, end)])
-    return _Turn(
-        ids, end, [(min(_answer_start(messages, place, tools, template, ids, start), end - 1), end)]
-    )
+    # an answer that is empty still has its end token as target, unless it was cut
+    first = _answer_start(messages, place, tools, template, ids, start)
+    if first >= end and is_open:
+        raise RowSkipped("no_supervised_tokens", "the answer was cut in its reasoning")
+    return _Turn(ids, end, [(min(first, end - 1), end)])
+
+
+def _answer_text(prompt_text: str, text: str, answer: np.ndarray, template: ChatTemplate) -> str:
+    """Return the text of a turn; the ids have the last word where it does not follow the prompt."""
+    if text.startswith(prompt_text):
+        return text[len(prompt_text) :]
+    return template.tokenizer.decode(answer.tolist())
+
+
+def _without_end(text: str, message: dict[str, Any], start: int, template: ChatTemplate) -> str:
+    """Return a rendered turn without what the template puts after the answer's text.
+
+    Args:
+        text: the rendering.
+        message: the turn, which the model did not end itself.
+        start: end of the prompt in the text.
+        template: the template.
+    """
+    body = text.removesuffix(template.closing_text)
+    if body == text:
+        # a turn of calls may be closed in another way
+        places = [text.rfind(mark, start) for mark in template.end_marks]
+        if max(places, default=-1) < 0:
+            raise RowSkipped("no_turn_end", f"expected an end token, found {text[-40:]!r}")
+        body = text[: max(places)]
+    reasoning = message.get(template.reasoning_key, "") if template.reasoning_key else ""
+    if reasoning and not message["content"].strip() and not message.get("tool_calls"):
+        # cut within the reasoning, so the model did not end that either
+        found = body.rfind(reasoning.strip(), start)
+        if found < 0:
+            raise RowSkipped("no_turn_end", "the answer was cut, and its reasoning is not found")
+        body = body[: found + len(reasoning.strip())]
+    return body
 
 
 def _begins(ids: np.ndarray, prefix: np.ndarray) -> bool:
@@ -119,7 +208,12 @@ def _begins(ids: np.ndarray, prefix: np.ndarray) -> bool:
 
 
 def _continuation(
-    prompt: np.ndarray, prompt_text: str, text: str, message: dict[str, Any], template: ChatTemplate
+    prompt: np.ndarray,
+    prompt_text: str,
+    text: str,
+    message: dict[str, Any],
+    template: ChatTemplate,
+    is_open: bool,
 ) -> np.ndarray:
     """Return the ids that the model would generate after the prompt.
 
@@ -137,7 +231,8 @@ def _continuation(
             if _begins(answer, prompt[-shared:]) and template.added_ids.intersection(
                 answer[:shared].tolist()
             ):
-                return np.concatenate([answer[shared:], np.array(template.closing, dtype=np.int32)])
+                closing = [] if is_open else template.closing
+                return np.concatenate([answer[shared:], np.array(closing, dtype=np.int32)])
     raise RowSkipped(
         "prompt_not_prefix",
         f"expected a rendering that begins as the prompt, which ends in {prompt_text[-40:]!r}",
@@ -159,7 +254,8 @@ def _answer_start(
     message = messages[place]
     content = message["content"] if isinstance(message["content"], str) else ""
     thought, closer, _ = content.rpartition("</think>")
-    if not closer and not message.get("reasoning_content"):
+    key = template.reasoning_key
+    if not closer and not (key and message.get(key)):
         return start
     bare = {key: value for key, value in message.items() if key != "tool_calls"} | {
         "content": thought + closer
@@ -187,12 +283,15 @@ def _grouped(turns: list[_Turn]) -> list[_Turn]:
     return groups[::-1]
 
 
-def _chosen(groups: list[_Turn], options: TokeniseOptions) -> list[_Turn]:
+def _chosen(groups: list[_Turn], options: TokeniseOptions, not_used: set[str]) -> list[_Turn]:
     if len(groups) > 1 and options.rewritten_history == "skip":
         raise RowSkipped(
             "rewritten_history", f"{len(groups)} turns would need samples of their own"
         )
-    return groups[-1:] if options.rewritten_history == "last" else groups
+    if options.rewritten_history == "last" and len(groups) > 1:
+        not_used.add("turns before the last, which the template rewrites")
+        return groups[-1:]
+    return groups
 
 
 def _sample(turn: _Turn, template: ChatTemplate, options: TokeniseOptions) -> Sample:

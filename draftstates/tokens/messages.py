@@ -1,0 +1,544 @@
+"""The reader of a row's messages: any of the usual shapes becomes chat messages.
+
+A message of the chat format and of ShareGPT is one chat message. Anthropic's blocks of one message
+may become several (results of tools, then text). Several items of OpenAI's Responses may become one
+(reasoning, text and calls of a turn). Reasoning lies under `reasoning_content` afterwards, whatever
+its name was.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from draftstates.tokens.rows import RowSkipped, shown
+from draftstates.tokens.tools import from_json, is_empty, read_calls
+
+ROLES = {
+    **dict.fromkeys(("system",), "system"),
+    **dict.fromkeys(("developer",), "developer"),
+    **dict.fromkeys(("user", "human", "prompter"), "user"),
+    **dict.fromkeys(
+        ("assistant", "gpt", "chatgpt", "bot", "bing", "bard", "model", "ai"), "assistant"
+    ),
+    **dict.fromkeys(
+        ("tool", "observation", "function", "function_response", "tool_response", "ipython"), "tool"
+    ),
+    **dict.fromkeys(("function_call", "tool_call"), "assistant"),
+}
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+FINISH_KEYS = ("finish_reason", "stop_reason", "finishReason")
+# reasons for which an answer ends without an end token of the model
+_CUT = frozenset(
+    (
+        "length",
+        "max_tokens",
+        "max_output_tokens",
+        "max_new_tokens",
+        "max_length",
+        "model_length",
+        "incomplete",
+        "content_filter",
+        "safety",
+        "recitation",
+        "refusal",
+        "stop_sequence",
+        "pause_turn",
+        "abort",
+        "aborted",
+        "cancelled",
+        "error",
+        "timeout",
+        "model_context_window_exceeded",
+    )
+)
+_ENDED = frozenset(
+    (
+        "stop",
+        "end_turn",
+        "tool_calls",
+        "tool_use",
+        "function_call",
+        "eos",
+        "eos_token",
+        "complete",
+        "completed",
+        "finished",
+        "done",
+    )
+)
+_CALL_ROLES = ("function_call", "tool_call")
+_CONTENT_KEYS = ("content", "value", "text")
+_FLAGS = ("train", "trainable", "supervised", "loss", "weight", "loss_weight", "loss_mask")
+_TEXTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+}
+_THOUGHTS = {
+    "thinking": "thinking",
+    "reasoning": "reasoning",
+    "reasoning_text": "text",
+    "summary_text": "text",
+}
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
+_ITEMS = ("reasoning", "function_call", *_OUTPUTS)
+# the keys of a message that holds a role and text alone
+_PLAIN = frozenset(("role", "content"))
+_PLAIN_SHAREGPT = frozenset(("from", "value"))
+
+
+class MessageReader:
+    """A list of chat messages in the making.
+
+    Attributes:
+        messages: chat messages so far; the server's keys and no others.
+        unsupervised: numbers of the messages that the row excludes from what is learnt.
+        open_turns: numbers of the messages that the model did not end itself.
+        not_used: names of keys and values that no message holds.
+    """
+
+    def __init__(self, columns: Mapping[str, str], roles: Mapping[str, str]) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.unsupervised: set[int] = set()
+        self.open_turns: set[int] = set()
+        self.not_used: set[str] = set()
+        self._roles = {name.lower(): role for name, role in roles.items()}
+        mapped = [columns[name] for name in ("role",) if name in columns]
+        self._role_keys = (*mapped, "role", "from", "type")
+        mapped = [columns[name] for name in ("content",) if name in columns]
+        self._content_keys = (*mapped, *_CONTENT_KEYS)
+        # whether the last message is reasoning alone, whose text may come in the next item
+        self._thought = False
+
+    def read(self, item: object, index: int, *, learn: bool = True) -> None:
+        """Add one entry of a row's list of messages.
+
+        Args:
+            item: the entry.
+            index: its number, for messages.
+            learn: whether the row lets it be learnt.
+
+        Raises:
+            RowSkipped: it is no message; the error has reason and detail.
+        """
+        where = f"message {index}"
+        if isinstance(item, str):
+            item = from_json(item) or item
+        if not isinstance(item, dict):
+            raise RowSkipped("bad_message", f"{where}: expected an object, found {shown(item)}")
+        if self._read_plain(item):
+            if not learn:
+                self.unsupervised.add(len(self.messages) - 1)
+            return
+        before = len(self.messages)
+        role_key, _ = _first(item, self._role_keys)
+        if role_key == "type" and item["type"] in _ITEMS:
+            self._read_item(item, item["type"], where)
+        elif role_key is None and item and all(key in ROLES for key in item):
+            # a whole exchange by role: {"human": ..., "assistant": ...}
+            for name, text in item.items():
+                if not is_empty(text):
+                    self.read({"role": name, "content": text}, index)
+        else:
+            self._read_message(item, where)
+        if not learn:
+            # an item may have been added to the message before
+            self.unsupervised.update(range(min(before, len(self.messages) - 1), len(self.messages)))
+        self._read_flags(item, where)
+
+    def end_last(self, reason: object, where: str) -> None:
+        """Take note of why the row's last answer ended.
+
+        Args:
+            reason: the engine's finish reason, or one for each assistant message.
+            where: the column, for messages.
+
+        Raises:
+            RowSkipped: `bad_columns`: the list of reasons fits no assistant messages.
+        """
+        turns = [
+            index for index, message in enumerate(self.messages) if message["role"] == "assistant"
+        ]
+        if isinstance(reason, list):
+            if len(reason) not in (1, len(turns)):
+                raise RowSkipped(
+                    "bad_columns",
+                    f"column {where}: expected a reason for each of {len(turns)} assistant"
+                    f" messages, found {len(reason)}",
+                )
+            reasons = reason
+        else:
+            reasons = [reason]
+        for place, found in zip(turns[-len(reasons) :], reasons, strict=False):
+            self._end(place, found, where)
+
+    def _read_plain(self, item: dict[str, Any]) -> bool:
+        """Add a message that is a role and text alone, as most are; return whether it is one."""
+        keys = item.keys()
+        if keys == _PLAIN:
+            given, content = item["role"], item["content"]
+        elif keys == _PLAIN_SHAREGPT:
+            given, content = item["from"], item["value"]
+        else:
+            return False
+        if not isinstance(content, str) or not isinstance(given, str):
+            return False
+        given = given.lower()
+        role = self._roles.get(given) or ROLES.get(given)
+        if role is None or given in _CALL_ROLES or self._thought:
+            return False
+        self.messages.append({"role": role, "content": content})
+        return True
+
+    def _role(self, given: object, where: str) -> str:
+        role = None
+        if isinstance(given, str):
+            role = self._roles.get(given.lower()) or ROLES.get(given.lower())
+        if role is None:
+            raise RowSkipped(
+                "unknown_role",
+                f"{where}: expected one of {', '.join([*ROLES, *self._roles])}, found"
+                f" {shown(given)}; data.roles gives another name its role",
+            )
+        return role
+
+    def _read_message(self, item: dict[str, Any], where: str) -> None:
+        role_key, given = _first(item, self._role_keys)
+        content_key, content = _first(item, self._content_keys)
+        role = self._role(given, where)
+        used = {role_key, content_key, "type", "status", "tool_calls", "function_call"}
+        message: dict[str, Any] = {"role": role}
+        thoughts = self._thoughts(item, where) if role == "assistant" else []
+        used.update(thoughts)
+        calls = self._calls(item, where)
+        if str(given).lower() in _CALL_ROLES and str(given).lower() not in self._roles:
+            calls, content = read_calls(_wrapped(content), where, self.not_used), ""
+        for key in ("name", "tool_call_id", "tool_use_id", "call_id"):
+            value = item.get(key)
+            if is_empty(value) or (role == "user" and key == "name"):
+                # the server drops a user's name too
+                continue
+            if not isinstance(value, str):
+                raise RowSkipped(
+                    "bad_message", f"{where}: {key}: expected text, found {shown(value)}"
+                )
+            message["name" if key == "name" else "tool_call_id"] = value
+            used.add(key)
+        if role == "assistant" and is_empty(content) and isinstance(item.get("refusal"), str):
+            content = item["refusal"]
+            used.add("refusal")
+        if item.get("channel") is not None:
+            used.add("channel")
+            thoughts, content = self._channel(item["channel"], role, thoughts, content, where)
+        self._name_unused(item, used, role, where)
+        self._add(message, content, thoughts, calls, where)
+
+    def _add(
+        self,
+        message: dict[str, Any],
+        content: object,
+        thoughts: Mapping[str, str] | list[str],
+        calls: list[dict[str, Any]],
+        where: str,
+    ) -> None:
+        """Add a message, or the several messages that its blocks are."""
+        role = message["role"]
+        reasoning = list(thoughts.values() if isinstance(thoughts, Mapping) else thoughts)
+        if isinstance(content, list):
+            texts, more, block_calls = self._blocks(content, message, where)
+            if more and any(thought.strip() not in reasoning for thought in more):
+                reasoning += more
+            calls = [*block_calls, *calls]
+            content = texts
+            if texts is None:
+                # every block was a tool's result
+                return
+        if content is None and role == "assistant" and (calls or reasoning):
+            # the server does the same before it renders
+            content = ""
+        if not isinstance(content, (str, list)):
+            raise RowSkipped(
+                "bad_message", f"{where} ({role}): expected text, found {shown(content)}"
+            )
+        if (calls or reasoning) and role != "assistant":
+            raise RowSkipped(
+                "bad_message", f"{where} ({role}): expected no calls and no reasoning, found some"
+            )
+        if role == "assistant" and self._thought:
+            # the text that follows an item of reasoning
+            pending = self.messages.pop()
+            reasoning.insert(0, pending["reasoning_content"])
+        message["content"] = content
+        if reasoning := [text for text in reasoning if text]:
+            message["reasoning_content"] = "\n".join(reasoning)
+        if calls:
+            message["tool_calls"] = calls
+        self._thought = False
+        self.messages.append(message)
+
+    def _channel(
+        self, channel: object, role: str, thoughts: Any, content: object, where: str
+    ) -> tuple[Any, object]:
+        """Return reasoning and content of a message of a Harmony channel."""
+        if role == "assistant" and channel == "analysis" and isinstance(content, str):
+            return [*thoughts, content], ""
+        if channel not in ("final", ""):
+            raise RowSkipped(
+                "bad_message", f"{where}: channel: expected analysis or final, found {channel!r}"
+            )
+        return thoughts, content
+
+    def _thoughts(self, item: dict[str, Any], where: str) -> dict[str, str]:
+        """Return a message's reasoning by its key; names that say the same are one."""
+        found: dict[str, str] = {}
+        for key in REASONING_KEYS:
+            value = item.get(key)
+            if is_empty(value):
+                continue
+            text = _text_of(value)
+            if text is None:
+                raise RowSkipped(
+                    "bad_message", f"{where}: {key}: expected text, found {shown(value)}"
+                )
+            found[key] = text
+        if len({text.strip() for text in found.values()}) > 1:
+            raise RowSkipped(
+                "bad_message",
+                f"{where}: expected one reasoning, found another in each of {', '.join(found)}",
+            )
+        for key in ("reasoning_details", "thinking_blocks"):
+            blocks = item.get(key)
+            text = _text_of(blocks) if isinstance(blocks, list) else None
+            if text and (not found or text.strip() == next(iter(found.values())).strip()):
+                found[key] = text
+        # all say the same; the later names are dropped
+        return dict(list(found.items())[:1]) | dict.fromkeys(list(found)[1:], "")
+
+    def _calls(self, item: dict[str, Any], where: str) -> list[dict[str, Any]]:
+        calls: list[dict[str, Any]] = []
+        if not is_empty(item.get("tool_calls")):
+            calls = read_calls(item["tool_calls"], where, self.not_used)
+        legacy = item.get("function_call")
+        if not is_empty(legacy):
+            same = read_calls(_wrapped(legacy), where, self.not_used)
+            calls = calls or same
+        return calls
+
+    def _blocks(
+        self, content: list[Any], message: dict[str, Any], where: str
+    ) -> tuple[Any, list[str], list[dict[str, Any]]]:
+        """Return text, reasoning and calls of a list of parts; add messages of tools' results.
+
+        The text is None where there is nothing but results of tools.
+        """
+        texts: list[dict[str, str]] = []
+        thoughts: list[str] = []
+        calls: list[dict[str, Any]] = []
+        results = False
+        for part in content:
+            kind, value = self._block(part, message["role"], where)
+            if kind == "result":
+                results = True
+                if texts:
+                    self.messages.append({"role": message["role"], "content": _joined(texts)})
+                    texts = []
+                self.messages.append(value)
+            elif kind == "text":
+                if calls and value.strip():
+                    raise _out_of_order(where, "text", "a call")
+                texts.append({"type": "text", "text": value})
+            elif kind == "reasoning":
+                if calls or any(text["text"].strip() for text in texts):
+                    raise _out_of_order(where, "reasoning", "text or a call")
+                thoughts.append(value)
+            else:
+                calls += value
+        if results and not texts:
+            return None, thoughts, calls
+        return _joined(texts), thoughts, calls
+
+    def _block(self, part: object, role: str, where: str) -> tuple[str, Any]:
+        """Return the kind of a part (text, reasoning, call, result) and what it holds."""
+        if isinstance(part, str):
+            return "text", part
+        kind = part.get("type", "text") if isinstance(part, dict) else None
+        if isinstance(part, dict) and kind in _TEXTS:
+            key = _TEXTS[kind]
+            text = part.get(key)
+            if isinstance(text, dict):
+                text = text.get("value")
+            if isinstance(text, str):
+                self._name_parts(part, {"type", key})
+                return "text", text
+        elif isinstance(part, dict) and kind in _THOUGHTS and role == "assistant":
+            keys = (_THOUGHTS[kind], "text")
+            text = next((_text_of(part[key]) for key in keys if not is_empty(part.get(key))), "")
+            if text is not None:
+                self._name_parts(part, {"type", *keys})
+                return "reasoning", text
+        elif isinstance(part, dict) and kind == "tool_use" and role == "assistant":
+            self._name_parts(part, {"type", "id", "name", "input"})
+            call = {key: part.get(key) for key in ("id", "name")}
+            return "call", read_calls(
+                [{**call, "arguments": part.get("input")}], where, self.not_used
+            )
+        elif isinstance(part, dict) and kind == "tool_result" and role in ("user", "tool"):
+            self._name_parts(part, {"type", "tool_use_id", "content"})
+            return "result", self._result(part.get("content"), part.get("tool_use_id"), where)
+        raise RowSkipped("bad_message", f"{where} ({role}): expected text, found {shown(part)}")
+
+    def _result(self, content: object, call_id: object, where: str) -> dict[str, Any]:
+        """Return the message of a tool's result."""
+        if content is None:
+            content = ""
+        if isinstance(content, list):
+            blocks = [self._block(part, "tool", where) for part in content]
+            if any(kind != "text" for kind, _ in blocks):
+                raise RowSkipped(
+                    "bad_message", f"{where}: expected text as result, found {shown(content)}"
+                )
+            content = _joined([{"type": "text", "text": text} for _, text in blocks])
+        if not isinstance(content, (str, list)):
+            raise RowSkipped(
+                "bad_message", f"{where}: expected text as result, found {shown(content)}"
+            )
+        message = {"role": "tool", "content": content}
+        return message | ({"tool_call_id": call_id} if isinstance(call_id, str) else {})
+
+    def _read_item(self, item: dict[str, Any], kind: str, where: str) -> None:
+        """Add an item of Responses that is no message."""
+        used = {"type", "status"}
+        if kind == "reasoning":
+            key = next(
+                (key for key in ("content", "summary", "text") if not is_empty(item.get(key))), ""
+            )
+            text = _text_of(item.get(key)) if key else ""
+            if text is None:
+                raise RowSkipped(
+                    "bad_message", f"{where}: {key}: expected text, found {shown(item[key])}"
+                )
+            self._name_unused(item, used | {key}, "assistant", where)
+            if not text:
+                return
+            if self._thought:
+                text = f"{self.messages.pop()['reasoning_content']}\n{text}"
+            self.messages.append({"role": "assistant", "content": "", "reasoning_content": text})
+            self._thought = True
+            return
+        if kind == "function_call":
+            self._name_unused(
+                item, used | {"name", "arguments", "call_id", "namespace"}, "assistant", where
+            )
+            call = {"name": item.get("name"), "arguments": item.get("arguments")}
+            if not is_empty(item.get("call_id")):
+                call["id"] = item["call_id"]
+            calls = read_calls([call], where, self.not_used)
+            if not (self.messages and self.messages[-1]["role"] == "assistant"):
+                self.messages.append({"role": "assistant", "content": ""})
+            last = self.messages[-1]
+            last["tool_calls"] = [*last.get("tool_calls", ()), *calls]
+        else:
+            self._name_unused(item, used | {"output", "call_id"}, "tool", where)
+            self.messages.append(self._result(item.get("output"), item.get("call_id"), where))
+        self._thought = False
+
+    def _read_flags(self, item: dict[str, Any], where: str) -> None:
+        """Take note of whether the last message is learnt, and of how it ended."""
+        if not self.messages:
+            return
+        last = len(self.messages) - 1
+        for key in _FLAGS:
+            value = item.get(key)
+            if value is None:
+                continue
+            if not isinstance(value, (bool, int, float)):
+                raise RowSkipped(
+                    "bad_message", f"{where}: {key}: expected true or false, found {shown(value)}"
+                )
+            if self.messages[last]["role"] != "assistant":
+                if value:
+                    self.not_used.add(f"messages[].{key} of a message that is not an answer")
+            elif not value:
+                self.unsupervised.add(last)
+            elif value != 1:
+                self.not_used.add(f"messages[].{key} other than 0 and 1")
+        for key in FINISH_KEYS:
+            if not is_empty(item.get(key)):
+                self._end(last, item[key], f"messages[].{key}")
+        if item.get("status") == "incomplete":
+            self._end(last, "incomplete", "messages[].status")
+
+    def _end(self, place: int, reason: object, where: str) -> None:
+        if is_empty(reason):
+            return
+        known = reason.lower() if isinstance(reason, str) else None
+        if self.messages[place]["role"] != "assistant" or known not in _CUT | _ENDED:
+            self.not_used.add(f"{where}: {shown(reason)}")
+        elif known in _CUT:
+            self.open_turns.add(place)
+
+    def _name_unused(self, item: dict[str, Any], used: set[Any], role: str, where: str) -> None:
+        if not is_empty(item.get("train_detail")):
+            raise RowSkipped(
+                "bad_message",
+                f"{where}: train_detail: parts of a message cannot be learnt; use train for the"
+                " whole message",
+            )
+        for key, value in item.items():
+            if key in used or key in _FLAGS or key in FINISH_KEYS or is_empty(value):
+                continue
+            self.not_used.add(
+                f"messages[].{key}"
+                + (f" ({role})" if key in REASONING_KEYS or key == "name" else "")
+            )
+
+    def _name_parts(self, part: dict[str, Any], used: set[str]) -> None:
+        self.not_used.update(
+            f"messages[].content[].{key}"
+            for key, value in part.items()
+            if key not in used and not is_empty(value)
+        )
+
+
+def _first(item: dict[str, Any], keys: tuple[str, ...]) -> tuple[str | None, Any]:
+    """Return the first key that is not empty, else the first that is not null, and its value."""
+    given = [key for key in keys if item.get(key) is not None]
+    chosen = next((key for key in given if not is_empty(item[key])), given[0] if given else None)
+    return chosen, item.get(chosen)
+
+
+def _wrapped(value: object) -> object:
+    """Return the calls of a turn that holds one call, or a list of calls, as JSON text."""
+    calls = from_json(value)
+    return calls if isinstance(calls, list) else [calls]
+
+
+def _joined(texts: list[dict[str, str]]) -> Any:
+    """Return parts as the chat format has them: one part is plain text."""
+    if len(texts) > 1:
+        return texts
+    return texts[0]["text"] if texts else ""
+
+
+def _text_of(value: object) -> str | None:
+    """Return the text of reasoning: text, or a list of parts; None for anything else."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        return None
+    texts = []
+    for part in value:
+        if isinstance(part, dict):
+            keys = ("text", "thinking", "summary")
+            part = next((part[key] for key in keys if isinstance(part.get(key), str)), None)
+        if not isinstance(part, str):
+            return None
+        texts.append(part)
+    return "\n".join(texts)
+
+
+def _out_of_order(where: str, kind: str, earlier: str) -> RowSkipped:
+    return RowSkipped(
+        "bad_message",
+        f"{where}: expected reasoning, then text, then calls, found {kind} after {earlier}",
+    )
