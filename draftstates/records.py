@@ -46,6 +46,8 @@ class SourceAccount(Record):
         samples: samples of the kept rows.
         skipped: skipped rows by reason.
         failed: failed rows by reason.
+        not_used: kept rows by the name of a column, key or kind of content that is in none of
+            their samples.
     """
 
     rows_in: int
@@ -55,6 +57,7 @@ class SourceAccount(Record):
     failed: dict[str, int]
     tokens: int
     supervised_tokens: int
+    not_used: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def check(self, name: str) -> None:
         """Refuse an account that does not close (promise 1).

@@ -208,6 +208,7 @@ def _account(index: SourceIndex, reasons: np.ndarray) -> SourceAccount:
         failed=dict(sorted(index.accounting["failed"].items())),
         tokens=int(index.lengths[kept].sum()),
         supervised_tokens=int(index.supervised[kept].sum()),
+        not_used=dict(index.accounting.get("not_used", {})),
     )
     account.check(f"source {index.source}")
     return account
@@ -235,7 +236,7 @@ def _totals(accounts: list[SourceAccount]) -> SourceAccount:
     numbers = ("rows_in", "kept", "samples", "tokens", "supervised_tokens")
     reasons = {
         name: sum((Counter(getattr(account, name)) for account in accounts), Counter())
-        for name in ("skipped", "failed")
+        for name in ("skipped", "failed", "not_used")
     }
     totals = SourceAccount(
         **{name: sum(getattr(account, name) for account in accounts) for name in numbers},

@@ -36,6 +36,9 @@ def table(manifest: Manifest, *, path: Path) -> str:
         lines += [
             f"{kind}, {reason}: {count:,}" for reason, count in vars(manifest.totals)[kind].items()
         ]
+    lines += [
+        f"not used, {name}: {count:,} rows" for name, count in manifest.totals.not_used.items()
+    ]
     lines.append(f"{len(manifest.shards):,} shards, {manifest.totals.bytes:,} bytes")
     lines.append(f"manifest: {path}")
     return "\n".join(lines)

@@ -35,7 +35,7 @@ def statistics(
 
     Returns:
         `sources`: for each, `lengths` and `supervised` of its samples (see `_spread`),
-            `supervised_share`, `skipped` and `duplicate_samples`;
+            `supervised_share`, `skipped`, `not_used` and `duplicate_samples`;
         `tokens`, `shards`, `bytes_needed`, `bytes_present`, `disk_free`, `hours`; and these as a
         `summary` for people.
 
@@ -49,6 +49,7 @@ def statistics(
             "rows_in": counts.rows_in,
             "kept": counts.kept,
             "skipped": counts.skipped,
+            "not_used": counts.not_used,
             "duplicate_samples": index.accounting.get("duplicate_samples", 0),
             "samples": len(index.lengths),
             "tokens": int(index.lengths.sum()),
@@ -103,6 +104,9 @@ def as_text(found: Mapping[str, Any]) -> str:
         lines += [
             f"  skipped, {reason}: {count:,}" for reason, count in sorted(source["skipped"].items())
         ]
+        lines += [
+            f"  not used, {name}: {count:,} rows" for name, count in source["not_used"].items()
+        ]
         lines.append(f"  duplicate samples left out: {source['duplicate_samples']:,}")
         for what, spread in (
             ("tokens", source["lengths"]),
@@ -132,6 +136,11 @@ def as_html(found: Mapping[str, Any]) -> str:
     rows = [_table_row(name, source) for name, source in found["sources"].items()]
     parts = [head, f"<p>{html.escape(found['summary'])}</p>", _table(columns, rows)]
     for name, source in found["sources"].items():
+        if source["not_used"]:
+            unused = ", ".join(
+                f"{key} ({count:,} rows)" for key, count in source["not_used"].items()
+            )
+            parts.append(f"<p>{html.escape(f'{name}: not used: {unused}')}</p>")
         for what, spread in (
             ("Tokens", source["lengths"]),
             ("Supervised tokens", source["supervised"]),

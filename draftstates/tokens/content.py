@@ -2,8 +2,8 @@
 
 A template is a program and may leave out anything without a word. So each piece (text, reasoning,
 a call's name and arguments, a tool's description) is looked for in the text of the turn that it
-belongs to. Where it does not stand there as it is, a mark is put in its place and the conversation
-is rendered again: a mark that does not appear either proves that the piece is left out.
+belongs to. Where it does not stand there as it is, its words must stand there in their order, and a
+mark in its place must appear when the conversation is rendered again. Otherwise it is left out.
 """
 
 import dataclasses
@@ -16,6 +16,7 @@ from draftstates.tokens.rows import RowSkipped, shown
 
 MARK = "Qx7Vk2Zr"
 _THINK = re.compile(r"(</?think>)")
+_WORD = re.compile(r"\w+")
 _Path = tuple[str | int, ...]
 
 
@@ -107,24 +108,15 @@ class ContentCheck:
                 found = at if _find_text(text, piece.text, start) >= 0 else -1
             if found >= 0:
                 at = found
-            elif not self._may_miss(piece, index, place) and not self._appears(piece, index, place):
-                self._refuse(piece, index)
+            elif not self._is_shown(piece, index, place, text[start:]):
+                self._miss(piece, index, place)
         return at
 
-    def _may_miss(self, piece: _Piece, index: int, place: int) -> bool:
-        """Return whether a piece that is not found is named, and its row kept."""
-        if piece.kind == "reasoning":
-            if index < place:
-                # the server would not see it either
-                self.not_used.add("reasoning of earlier turns, which the template leaves out")
-                return True
-            if "reasoning" in self._may_drop and not self._appears(piece, index, place):
-                self.not_used.add("reasoning, which the template leaves out")
-                return True
-        elif piece.kind.startswith("messages[]"):
-            self.not_used.add(piece.kind)
-            return True
-        return False
+    def _is_shown(self, piece: _Piece, index: int, place: int, text: str) -> bool:
+        """Return whether a piece is rendered in another form than its own."""
+        if piece.kind.startswith("messages[]") or (piece.kind == "reasoning" and index < place):
+            return False
+        return _has_words(text, piece.text) and self._appears(piece, index, place)
 
     def _appears(self, piece: _Piece, index: int, place: int) -> bool:
         """Return whether a mark in the piece's place is rendered."""
@@ -135,13 +127,22 @@ class ContentCheck:
         except RowSkipped:
             return False
 
-    def _refuse(self, piece: _Piece, index: int) -> None:
-        raise RowSkipped(
-            "not_rendered",
-            f"the chat template leaves out {piece.kind} of message {index}"
-            f" ({self._messages[index]['role']}): {shown(piece.text)}",
-            (piece.kind,),
-        )
+    def _miss(self, piece: _Piece, index: int, place: int) -> None:
+        """Name a piece that is left out, or refuse its row."""
+        if piece.kind.startswith("messages[]"):
+            self.not_used.add(piece.kind)
+        elif piece.kind == "reasoning" and index < place:
+            # the server would not see it either
+            self.not_used.add("reasoning of earlier turns, which the template leaves out")
+        elif piece.kind == "reasoning" and "reasoning" in self._may_drop:
+            self.not_used.add("reasoning")
+        else:
+            raise RowSkipped(
+                "not_rendered",
+                f"the chat template leaves out {piece.kind} of message {index}"
+                f" ({self._messages[index]['role']}): {shown(piece.text)}",
+                (piece.kind,),
+            )
 
     def _find_tools(self, prompt: str) -> None:
         """Name what the template leaves out of the tools."""
@@ -194,6 +195,20 @@ def _find_text(text: str, piece: str, at: int) -> int:
         if found >= 0:
             return found + len(written)
     return -1
+
+
+def _has_words(text: str, piece: str) -> bool:
+    """Return whether the words of a piece stand in the text, in their order."""
+    if piece == "null":
+        # templates write it in ways of their own
+        return True
+    text, at = text.lower(), 0
+    for word in _WORD.findall(piece.lower()):
+        at = text.find(word, at)
+        if at < 0:
+            return False
+        at += len(word)
+    return True
 
 
 def _pieces(message: dict[str, Any], reasoning_key: str | None) -> Iterator[_Piece]:

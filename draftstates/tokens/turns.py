@@ -21,6 +21,7 @@ from draftstates.tokens.template import ChatTemplate
 
 # most tokens with which a prompt may open a turn, such as the start of a thought
 _LONGEST_OPENER = 16
+_LAST_TOKENS = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,6 +107,7 @@ def tokenise_conversation(
             lost.append(error)
     if not samples:
         raise lost[0]
+    not_used.update(f"turns left out: {error.reason}" for error in lost)
     return samples, lost
 
 
@@ -204,7 +206,12 @@ def _without_end(text: str, message: dict[str, Any], start: int, template: ChatT
 
 
 def _begins(ids: np.ndarray, prefix: np.ndarray) -> bool:
-    return np.array_equal(ids[: len(prefix)], prefix)
+    length = len(prefix)
+    # where a template rewrites history, the last tokens differ already
+    last = max(length - _LAST_TOKENS, 0)
+    return np.array_equal(ids[last:length], prefix[last:]) and np.array_equal(
+        ids[:last], prefix[:last]
+    )
 
 
 def _continuation(
