@@ -3,6 +3,7 @@
 import copy
 import datetime
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ _ANSWERS = (
     "x=1",
     "Ω9",
 )
+_TAGS = re.compile(rf"(<[^<>\s]+>)\s*{MARK}\s*(</[^<>\s]+>)")
 _TOOL = {
     "type": "function",
     "function": {
@@ -101,6 +103,7 @@ class ChatTemplate:
         self.takes_parts = self._takes_parts()
         self.reasoning_key = self._find_reasoning_key()
         self._ignored = self._find_ignored()
+        self._result_tags = self._find_result_tags()
 
     def _another(self, chat_template: str) -> "ChatTemplate | None":
         """Return the same tokenizer with another template, or None where that cannot be used."""
@@ -257,6 +260,12 @@ class ChatTemplate:
     def _as_taken(self, message: dict[str, Any], is_open: bool) -> dict[str, Any]:
         message = self._flattened(message)
         content = message["content"]
+        if message["role"] == "tool" and self._result_tags and isinstance(content, str):
+            first, last = self._result_tags
+            text = content.strip()
+            if text.startswith(first) and text.endswith(last):
+                # Hermes' results come with the tags that the template writes
+                return {**message, "content": text[len(first) : -len(last)].strip()}
         if message["role"] != "assistant" or not isinstance(content, str):
             return message
         ended = content.rstrip()
@@ -380,6 +389,20 @@ class ChatTemplate:
         ):
             ignored.add("reasoning beside tool calls")
         return frozenset(ignored)
+
+    def _find_result_tags(self) -> tuple[str, str] | None:
+        """Return the tags that the template writes around a tool's result."""
+        call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+        messages = [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "name": "f", "content": MARK},
+        ]
+        try:
+            found = _TAGS.search(self.render(messages, tools=[_TOOL]))
+        except RowSkipped:
+            return None
+        return (found[1], found[2]) if found else None
 
     def _find_reasoning_key(self) -> str | None:
         """Return the first key whose text the template shows in the last turn."""

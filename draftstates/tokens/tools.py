@@ -48,7 +48,7 @@ def read_tools(value: object, name: str = "tools") -> list[dict[str, Any]] | Non
     Raises:
         RowSkipped: `bad_tools`: it is something else.
     """
-    if is_empty(value):
+    if is_empty(value) or value == "null":
         return None
     listed = from_json(value)
     if isinstance(listed, dict) and ("name" in listed or "function" in listed):
@@ -128,7 +128,7 @@ def _call(call: object, where: str, not_used: set[str]) -> dict[str, Any]:
 
 
 def _arguments(value: object, where: str, not_used: set[str]) -> dict[str, Any]:
-    if is_empty(value):
+    if is_empty(value) or (isinstance(value, str) and value.strip() in ("", "null")):
         return {}
     parsed = from_json(value)
     if isinstance(value, str) and isinstance(parsed, str):
