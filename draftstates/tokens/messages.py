@@ -362,6 +362,7 @@ class MessageReader:
         if isinstance(part, str):
             return "text", part
         kind = part.get("type", "text") if isinstance(part, dict) else None
+        kind = kind if isinstance(kind, str) else None
         if isinstance(part, dict) and kind in _TEXTS:
             key = _TEXTS[kind]
             text = part.get(key)

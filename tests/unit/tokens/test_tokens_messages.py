@@ -234,6 +234,7 @@ def test_history_stands_before_the_question(row: dict, history) -> None:
             "found text after a call",
         ),
         (answer(content=[{"type": "image_url", "image_url": "u"}]), "bad_message", "image_url"),
+        (answer(content=[{"type": ["text"], "text": "A"}]), "bad_message", "expected text"),
         (answer(content="A", tool_calls=[{"name": "f", "arguments": "[1"}]), "bad_tools", "JSON"),
         ({"messages": chat("Q", "A"), "tools": ["no"]}, "bad_tools", "tools: expected a list"),
         ({"messages": [{"role": "kimi", "content": "A"}]}, "unknown_role", "data.roles"),

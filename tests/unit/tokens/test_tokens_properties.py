@@ -23,7 +23,9 @@ JSON = st.recursive(
 )
 COLUMNS = (
     *("messages", "conversations", "tools", "system", "instruction", "input", "output"),
-    *("prompt", "completion", "response", "input_ids", "loss_mask"),
+    *("prompt", "completion", "response", "input_ids", "loss_mask", "question", "answer"),
+    *("history", "choices", "status", "finish_reason", "stop_reason", "weight", "reasoning"),
+    *("functions", "system_prompt", "context"),
 )
 TEXT = st.text(max_size=12) | st.sampled_from(
     ["", "<|im_end|>", "<think>", "<think>\nx\n</think>\n\ny", "\n", "\ud800", "<tool_response>"]
@@ -63,8 +65,45 @@ MESSAGE = st.fixed_dictionaries(
         "reasoning_content": TEXT | JSON,
         "tool_calls": st.lists(CALL | JSON, max_size=2) | JSON,
         "name": TEXT | JSON,
+        "reasoning": TEXT | JSON,
+        "thinking": TEXT | JSON | st.lists(TEXT, max_size=2),
+        "function_call": CALL | JSON,
+        "train": JSON | st.booleans(),
+        "weight": JSON | st.sampled_from([0, 1]),
+        "finish_reason": JSON | st.sampled_from(["length", "stop"]),
+        "channel": JSON | st.sampled_from(["analysis", "final"]),
+        "type": JSON | st.sampled_from(["message", "reasoning", "function_call"]),
     },
 )
+PART = st.fixed_dictionaries(
+    {
+        "type": (
+            st.sampled_from(
+                [
+                    *("text", "thinking", "tool_use", "tool_result", "output_text", "reasoning"),
+                    *("function_call", "function_call_output", "refusal", "summary_text"),
+                ]
+            )
+        )
+    },
+    optional={
+        key: TEXT | JSON | st.lists(st.fixed_dictionaries({"text": TEXT}), max_size=2)
+        for key in (
+            "text",
+            "thinking",
+            "name",
+            "arguments",
+            "input",
+            "content",
+            "output",
+            "summary",
+        )
+    },
+)
+MESSAGE |= st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "tool"]), "content": st.lists(PART, max_size=3)}
+)
+MESSAGE |= PART
 MESSAGES = st.lists(MESSAGE, max_size=5) | st.lists(TEXT, max_size=6).map(
     lambda turns: chat(*turns)
 )
@@ -76,6 +115,11 @@ ROW = (
         {"messages": MESSAGES},
         optional={"tools": JSON | st.just([{"type": "function", "function": {"name": "f"}}])},
     )
+    | st.fixed_dictionaries(
+        {"messages": MESSAGES, "loss_mask": st.lists(st.integers(0, 1) | JSON, max_size=5)},
+        optional={"history": JSON, "choices": JSON, "finish_reason": JSON, "train": JSON},
+    )
+    | st.fixed_dictionaries({"input": MESSAGES | TEXT, "output": MESSAGES, "status": JSON})
     | st.fixed_dictionaries(
         {"input_ids": TOKENS, "loss_mask": st.lists(st.integers(0, 1), max_size=6)}
     )
