@@ -404,24 +404,29 @@ class ChatTemplate:
             return None
         return (found[1], found[2]) if found else None
 
-    def _find_reasoning_key(self) -> str | None:
-        """Return the first key whose text the template shows in the last turn."""
-        user = {"role": "user", "content": "Hi"}
-        for key in REASONING_KEYS:
-            answer = {"role": "assistant", "content": "Yes", key: MARK}
-            try:
-                if MARK in self.render([user, answer]):
-                    return key
-            except RowSkipped:
-                continue
-        return None
-
     def _same(self, one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
         try:
             return self.render(one, tools=[_TOOL]) == self.render(other, tools=[_TOOL])
         except RowSkipped:
             # the template itself refuses a row with this content
             return False
+
+    def _find_reasoning_key(self) -> str | None:
+        """Return the first key whose text the template shows in the last turn.
+
+        Some templates show it beside tool calls alone.
+        """
+        user = {"role": "user", "content": "Hi"}
+        call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+        for fields in ({"content": "Yes"}, {"content": "", "tool_calls": [call]}):
+            for key in REASONING_KEYS:
+                answer = {"role": "assistant", **fields, key: MARK}
+                try:
+                    if MARK in self.render([user, answer], tools=[_TOOL]):
+                        return key
+                except RowSkipped:
+                    continue
+        return None
 
 
 def _ids_of(tokens: Sequence[str], tokenizer: Any) -> set[int]:
