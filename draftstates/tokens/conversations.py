@@ -5,7 +5,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from draftstates.tokens.messages import FINISH_KEYS, REASONING_KEYS, MessageReader
+from draftstates.tokens.flags import FINISH_KEYS
+from draftstates.tokens.messages import REASONING_KEYS, MessageReader
 from draftstates.tokens.rows import RowSkipped, shown
 from draftstates.tokens.tools import from_json, is_empty, read_tools
 

@@ -9,6 +9,8 @@ its name was.
 from collections.abc import Mapping
 from typing import Any
 
+from draftstates.tokens.blocks import joined, read_block, result_message, text_of
+from draftstates.tokens.flags import FINISH_KEYS, FLAGS, is_excluded, was_cut
 from draftstates.tokens.rows import RowSkipped, shown
 from draftstates.tokens.tools import from_json, is_empty, read_calls
 
@@ -25,63 +27,10 @@ ROLES = {
     **dict.fromkeys(("function_call", "tool_call"), "assistant"),
 }
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
-FINISH_KEYS = ("finish_reason", "stop_reason", "finishReason")
-# reasons for which an answer ends without an end token of the model
-_CUT = frozenset(
-    (
-        "length",
-        "max_tokens",
-        "max_output_tokens",
-        "max_new_tokens",
-        "max_length",
-        "model_length",
-        "incomplete",
-        "content_filter",
-        "safety",
-        "recitation",
-        "refusal",
-        "stop_sequence",
-        "pause_turn",
-        "abort",
-        "aborted",
-        "cancelled",
-        "error",
-        "timeout",
-        "model_context_window_exceeded",
-    )
-)
-_ENDED = frozenset(
-    (
-        "stop",
-        "end_turn",
-        "tool_calls",
-        "tool_use",
-        "function_call",
-        "eos",
-        "eos_token",
-        "complete",
-        "completed",
-        "finished",
-        "done",
-    )
-)
 _CALL_ROLES = ("function_call", "tool_call")
 _CONTENT_KEYS = ("content", "value", "text")
-_FLAGS = ("train", "trainable", "supervised", "loss", "weight", "loss_weight", "loss_mask")
-_TEXTS = {
-    "text": "text",
-    "input_text": "text",
-    "output_text": "text",
-    "refusal": "refusal",
-}
-_THOUGHTS = {
-    "thinking": "thinking",
-    "reasoning": "reasoning",
-    "reasoning_text": "text",
-    "summary_text": "text",
-}
-_OUTPUTS = ("function_call_output", "custom_tool_call_output")
-_ITEMS = ("reasoning", "function_call", *_OUTPUTS)
+# items of Responses that are no messages
+_ITEMS = ("reasoning", "function_call", "function_call_output")
 # the keys of a message that holds a role and text alone
 _PLAIN = frozenset(("role", "content"))
 _PLAIN_SHAREGPT = frozenset(("from", "value"))
@@ -103,10 +52,8 @@ class MessageReader:
         self.open_turns: set[int] = set()
         self.not_used: set[str] = set()
         self._roles = {name.lower(): role for name, role in roles.items()}
-        mapped = [columns[name] for name in ("role",) if name in columns]
-        self._role_keys = (*mapped, "role", "from", "type")
-        mapped = [columns[name] for name in ("content",) if name in columns]
-        self._content_keys = (*mapped, *_CONTENT_KEYS)
+        self._role_keys = (columns.get("role", "role"), "role", "from", "type")
+        self._content_keys = (columns.get("content", "content"), *_CONTENT_KEYS)
         # whether the last message is reasoning alone, whose text may come in the next item
         self._thought = False
 
@@ -227,10 +174,16 @@ class MessageReader:
         if role == "assistant" and is_empty(content) and isinstance(item.get("refusal"), str):
             content = item["refusal"]
             used.add("refusal")
-        if item.get("channel") is not None:
-            used.add("channel")
-            thoughts, content = self._channel(item["channel"], role, thoughts, content, where)
-        self._name_unused(item, used, role, where)
+        channel = item.get("channel") or "final"
+        self._name_unused(item, used | {"channel"}, role, where)
+        if role == "assistant" and channel == "analysis" and isinstance(content, str):
+            # Harmony's thoughts are messages of their own
+            self._add_thought(content)
+            return
+        if channel != "final":
+            raise RowSkipped(
+                "bad_message", f"{where}: channel: expected analysis or final, found {channel!r}"
+            )
         self._add(message, content, thoughts, calls, where)
 
     def _add(
@@ -246,9 +199,9 @@ class MessageReader:
         reasoning = list(thoughts.values() if isinstance(thoughts, Mapping) else thoughts)
         if isinstance(content, list):
             texts, more, block_calls = self._blocks(content, message, where)
-            if more and any(thought.strip() not in reasoning for thought in more):
+            if "\n".join(more).strip() != "\n".join(reasoning).strip():
                 reasoning += more
-            calls = [*block_calls, *calls]
+            calls = _same_calls(block_calls, calls, where)
             content = texts
             if texts is None:
                 # every block was a tool's result
@@ -276,18 +229,6 @@ class MessageReader:
         self._thought = False
         self.messages.append(message)
 
-    def _channel(
-        self, channel: object, role: str, thoughts: Any, content: object, where: str
-    ) -> tuple[Any, object]:
-        """Return reasoning and content of a message of a Harmony channel."""
-        if role == "assistant" and channel == "analysis" and isinstance(content, str):
-            return [*thoughts, content], ""
-        if channel not in ("final", ""):
-            raise RowSkipped(
-                "bad_message", f"{where}: channel: expected analysis or final, found {channel!r}"
-            )
-        return thoughts, content
-
     def _thoughts(self, item: dict[str, Any], where: str) -> dict[str, str]:
         """Return a message's reasoning by its key; names that say the same are one."""
         found: dict[str, str] = {}
@@ -295,7 +236,7 @@ class MessageReader:
             value = item.get(key)
             if is_empty(value):
                 continue
-            text = _text_of(value)
+            text = text_of(value)
             if text is None:
                 raise RowSkipped(
                     "bad_message", f"{where}: {key}: expected text, found {shown(value)}"
@@ -308,21 +249,18 @@ class MessageReader:
             )
         for key in ("reasoning_details", "thinking_blocks"):
             blocks = item.get(key)
-            text = _text_of(blocks) if isinstance(blocks, list) else None
+            text = text_of(blocks) if isinstance(blocks, list) else None
             if text and (not found or text.strip() == next(iter(found.values())).strip()):
                 found[key] = text
         # all say the same; the later names are dropped
         return dict(list(found.items())[:1]) | dict.fromkeys(list(found)[1:], "")
 
     def _calls(self, item: dict[str, Any], where: str) -> list[dict[str, Any]]:
-        calls: list[dict[str, Any]] = []
-        if not is_empty(item.get("tool_calls")):
-            calls = read_calls(item["tool_calls"], where, self.not_used)
-        legacy = item.get("function_call")
-        if not is_empty(legacy):
-            same = read_calls(_wrapped(legacy), where, self.not_used)
-            calls = calls or same
-        return calls
+        given, legacy = (
+            [] if is_empty(value) else read_calls(_wrapped(value), where, self.not_used)
+            for value in (item.get("tool_calls"), item.get("function_call"))
+        )
+        return _same_calls(given, legacy, where)
 
     def _blocks(
         self, content: list[Any], message: dict[str, Any], where: str
@@ -336,11 +274,11 @@ class MessageReader:
         calls: list[dict[str, Any]] = []
         results = False
         for part in content:
-            kind, value = self._block(part, message["role"], where)
+            kind, value = read_block(part, message["role"], where, self.not_used)
             if kind == "result":
-                results = True
+                results, self._thought = True, False
                 if texts:
-                    self.messages.append({"role": message["role"], "content": _joined(texts)})
+                    self.messages.append({"role": message["role"], "content": joined(texts)})
                     texts = []
                 self.messages.append(value)
             elif kind == "text":
@@ -355,56 +293,7 @@ class MessageReader:
                 calls += value
         if results and not texts:
             return None, thoughts, calls
-        return _joined(texts), thoughts, calls
-
-    def _block(self, part: object, role: str, where: str) -> tuple[str, Any]:
-        """Return the kind of a part (text, reasoning, call, result) and what it holds."""
-        if isinstance(part, str):
-            return "text", part
-        kind = part.get("type", "text") if isinstance(part, dict) else None
-        kind = kind if isinstance(kind, str) else None
-        if isinstance(part, dict) and kind in _TEXTS:
-            key = _TEXTS[kind]
-            text = part.get(key)
-            if isinstance(text, dict):
-                text = text.get("value")
-            if isinstance(text, str):
-                self._name_parts(part, {"type", key})
-                return "text", text
-        elif isinstance(part, dict) and kind in _THOUGHTS and role == "assistant":
-            keys = (_THOUGHTS[kind], "text")
-            text = next((_text_of(part[key]) for key in keys if not is_empty(part.get(key))), "")
-            if text is not None:
-                self._name_parts(part, {"type", *keys})
-                return "reasoning", text
-        elif isinstance(part, dict) and kind == "tool_use" and role == "assistant":
-            self._name_parts(part, {"type", "id", "name", "input"})
-            call = {key: part.get(key) for key in ("id", "name")}
-            return "call", read_calls(
-                [{**call, "arguments": part.get("input")}], where, self.not_used
-            )
-        elif isinstance(part, dict) and kind == "tool_result" and role in ("user", "tool"):
-            self._name_parts(part, {"type", "tool_use_id", "content"})
-            return "result", self._result(part.get("content"), part.get("tool_use_id"), where)
-        raise RowSkipped("bad_message", f"{where} ({role}): expected text, found {shown(part)}")
-
-    def _result(self, content: object, call_id: object, where: str) -> dict[str, Any]:
-        """Return the message of a tool's result."""
-        if content is None:
-            content = ""
-        if isinstance(content, list):
-            blocks = [self._block(part, "tool", where) for part in content]
-            if any(kind != "text" for kind, _ in blocks):
-                raise RowSkipped(
-                    "bad_message", f"{where}: expected text as result, found {shown(content)}"
-                )
-            content = _joined([{"type": "text", "text": text} for _, text in blocks])
-        if not isinstance(content, (str, list)):
-            raise RowSkipped(
-                "bad_message", f"{where}: expected text as result, found {shown(content)}"
-            )
-        message = {"role": "tool", "content": content}
-        return message | ({"tool_call_id": call_id} if isinstance(call_id, str) else {})
+        return joined(texts), thoughts, calls
 
     def _read_item(self, item: dict[str, Any], kind: str, where: str) -> None:
         """Add an item of Responses that is no message."""
@@ -413,18 +302,13 @@ class MessageReader:
             key = next(
                 (key for key in ("content", "summary", "text") if not is_empty(item.get(key))), ""
             )
-            text = _text_of(item.get(key)) if key else ""
+            text = text_of(item.get(key)) if key else ""
             if text is None:
                 raise RowSkipped(
                     "bad_message", f"{where}: {key}: expected text, found {shown(item[key])}"
                 )
             self._name_unused(item, used | {key}, "assistant", where)
-            if not text:
-                return
-            if self._thought:
-                text = f"{self.messages.pop()['reasoning_content']}\n{text}"
-            self.messages.append({"role": "assistant", "content": "", "reasoning_content": text})
-            self._thought = True
+            self._add_thought(text)
             return
         if kind == "function_call":
             self._name_unused(
@@ -440,29 +324,28 @@ class MessageReader:
             last["tool_calls"] = [*last.get("tool_calls", ()), *calls]
         else:
             self._name_unused(item, used | {"output", "call_id"}, "tool", where)
-            self.messages.append(self._result(item.get("output"), item.get("call_id"), where))
+            self.messages.append(
+                result_message(item.get("output"), item.get("call_id"), where, self.not_used)
+            )
         self._thought = False
+
+    def _add_thought(self, text: str) -> None:
+        """Add reasoning whose text or calls may come in the next item."""
+        if not text:
+            return
+        if self._thought:
+            text = f"{self.messages.pop()['reasoning_content']}\n{text}"
+        self.messages.append({"role": "assistant", "content": "", "reasoning_content": text})
+        self._thought = True
 
     def _read_flags(self, item: dict[str, Any], where: str) -> None:
         """Take note of whether the last message is learnt, and of how it ended."""
         if not self.messages:
             return
         last = len(self.messages) - 1
-        for key in _FLAGS:
-            value = item.get(key)
-            if value is None:
-                continue
-            if not isinstance(value, (bool, int, float)):
-                raise RowSkipped(
-                    "bad_message", f"{where}: {key}: expected true or false, found {shown(value)}"
-                )
-            if self.messages[last]["role"] != "assistant":
-                if value:
-                    self.not_used.add(f"messages[].{key} of a message that is not an answer")
-            elif not value:
-                self.unsupervised.add(last)
-            elif value != 1:
-                self.not_used.add(f"messages[].{key} other than 0 and 1")
+        answer = self.messages[last]["role"] == "assistant"
+        if is_excluded(item, answer=answer, where=where, not_used=self.not_used):
+            self.unsupervised.add(last)
         for key in FINISH_KEYS:
             if not is_empty(item.get(key)):
                 self._end(last, item[key], f"messages[].{key}")
@@ -472,10 +355,10 @@ class MessageReader:
     def _end(self, place: int, reason: object, where: str) -> None:
         if is_empty(reason):
             return
-        known = reason.lower() if isinstance(reason, str) else None
-        if self.messages[place]["role"] != "assistant" or known not in _CUT | _ENDED:
+        cut = was_cut(reason)
+        if cut is None or self.messages[place]["role"] != "assistant":
             self.not_used.add(f"{where}: {shown(reason)}")
-        elif known in _CUT:
+        elif cut:
             self.open_turns.add(place)
 
     def _name_unused(self, item: dict[str, Any], used: set[Any], role: str, where: str) -> None:
@@ -486,19 +369,12 @@ class MessageReader:
                 " whole message",
             )
         for key, value in item.items():
-            if key in used or key in _FLAGS or key in FINISH_KEYS or is_empty(value):
+            if key in used or key in FLAGS or key in FINISH_KEYS or is_empty(value):
                 continue
             self.not_used.add(
                 f"messages[].{key}"
                 + (f" ({role})" if key in REASONING_KEYS or key == "name" else "")
             )
-
-    def _name_parts(self, part: dict[str, Any], used: set[str]) -> None:
-        self.not_used.update(
-            f"messages[].content[].{key}"
-            for key, value in part.items()
-            if key not in used and not is_empty(value)
-        )
 
 
 def _first(item: dict[str, Any], keys: tuple[str, ...]) -> tuple[str | None, Any]:
@@ -514,28 +390,18 @@ def _wrapped(value: object) -> object:
     return calls if isinstance(calls, list) else [calls]
 
 
-def _joined(texts: list[dict[str, str]]) -> Any:
-    """Return parts as the chat format has them: one part is plain text."""
-    if len(texts) > 1:
-        return texts
-    return texts[0]["text"] if texts else ""
+def _same_calls(
+    calls: list[dict[str, Any]], others: list[dict[str, Any]], where: str
+) -> list[dict[str, Any]]:
+    """Return the calls of a message that may name them in two places.
 
-
-def _text_of(value: object) -> str | None:
-    """Return the text of reasoning: text, or a list of parts; None for anything else."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        return None
-    texts = []
-    for part in value:
-        if isinstance(part, dict):
-            keys = ("text", "thinking", "summary")
-            part = next((part[key] for key in keys if isinstance(part.get(key), str)), None)
-        if not isinstance(part, str):
-            return None
-        texts.append(part)
-    return "\n".join(texts)
+    Raises:
+        RowSkipped: `bad_tools`: both places have calls, and they differ.
+    """
+    one, other = ([call["function"] for call in found] for found in (calls, others))
+    if one and other and one != other:
+        raise RowSkipped("bad_tools", f"{where}: expected the calls once, found others beside them")
+    return calls or others
 
 
 def _out_of_order(where: str, kind: str, earlier: str) -> RowSkipped:

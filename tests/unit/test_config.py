@@ -82,6 +82,8 @@ def test_kimi_is_captured_as_it_was_first_run() -> None:
                 ' the end of a turn), found "drop"'
             ),
         ),
+        ("data.roles", {"kimi": "robot"}, "data.roles.kimi: expected one of system, developer"),
+        ("data.may_drop", ["text"], "data.may_drop[0]: expected one of reasoning, tools"),
         ("capture.residual_layers", "eagle", "capture.residual_layers: expected eagle3"),
         ("capture.residual_layers", [2, 2], "capture.residual_layers: expected eagle3"),
         (

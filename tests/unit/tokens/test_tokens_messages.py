@@ -253,6 +253,33 @@ def test_no_arguments(arguments) -> None:
     assert said["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}
 
 
+def test_calls_that_stand_in_two_places_are_read_once() -> None:
+    """LangChain's messages name them in the blocks and beside them."""
+    use = {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}}
+    for call in ({"tool_calls": [{"name": "f", "args": {"a": 1}}]}, {"function_call": FLAT}):
+        _, said = messages_of(answer(content=[use], **call))
+        assert [found["function"]["name"] for found in said["tool_calls"]] == ["f"]
+    with pytest.raises(RowSkipped, match="bad_tools: message 1: expected the calls once"):
+        parse_row(answer(tool_calls=[FLAT], function_call={"name": "g"}))
+
+
+def test_thoughts_that_are_messages_of_their_own() -> None:
+    row = {
+        "messages": [
+            ASK,
+            {"role": "assistant", "channel": "analysis", "content": "T"},
+            {"role": "assistant", "channel": "final", "content": "A"},
+        ]
+    }
+    said = {"role": "assistant", "content": "A", "reasoning_content": "T"}
+    assert parse_row(row) == Conversation([ASK, said])
+    result = {"role": "user", "content": [{"type": "tool_result", "content": "R"}]}
+    row["messages"].insert(2, result)
+    assert [message["role"] for message in messages_of(row)] == [
+        *("user", "assistant", "tool", "assistant")
+    ]
+
+
 def test_names_of_roles() -> None:
     row = {"messages": [ASK, {"role": "Kimi", "content": "A"}]}
     assert messages_of(row, roles={"kimi": "assistant"}) == chat("Q", "A")

@@ -172,6 +172,22 @@ def test_reasoning_is_rendered_under_the_name_that_the_template_reads(tmp_path, 
         assert "⟦Greet. Hello<|im_end|>⟧" in sample
 
 
+def test_reasoning_that_the_template_shows_beside_calls_alone(demo_model, tmp_path) -> None:
+    thought = "{{ m.reasoning_content if m.tool_calls }}"
+    (tmp_path / "t.jinja").write_text(
+        SHOWS_CALLS.replace("{{ m.content }}", thought + "{{ m.content }}")
+    )
+    loaded = ChatTemplate(tokenizer_folder("smollm2"), chat_template=tmp_path / "t.jinja")
+    (sample,) = samples_of(loaded, answered({"tool_calls": [CALL], "reasoning": "Look."}))
+    assert 'assistant\n⟦Look.{"name"' in sample
+    row = answered({"content": "Hello", "reasoning": "Greet."})
+    with pytest.raises(RowSkipped, match="not_rendered: .* leaves out reasoning of message 1"):
+        samples_of(loaded, row)
+    assert samples_of(loaded, row, may_drop=["reasoning"]) == samples_of(
+        loaded, answered({"content": "Hello"})
+    )
+
+
 def test_tools_that_the_template_does_not_show(demo_model) -> None:
     loaded = template("smollm2")
     row = answered({"content": "Hello"}, tools=TOOLS)
