@@ -6,18 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from draftstates.tokens.flags import FINISH_KEYS
+from draftstates.tokens.layouts import RowLayout
 from draftstates.tokens.messages import REASONING_KEYS, MessageReader
 from draftstates.tokens.rows import RowSkipped, shown
 from draftstates.tokens.tools import from_json, is_empty, read_tools
 
-_MESSAGE_COLUMNS = ("messages", "conversations", "conversation")
 _SYSTEM_COLUMNS = ("system", "system_prompt", "instructions")
 _TOOL_COLUMNS = ("tools", "functions")
-# the two columns of a layout that holds a question and an answer; the first that a row has
-_PAIRS = (("instruction", "output"), ("prompt", "completion"), ("prompt", "response"))
-# other names; taken where a row has exactly one of each
-_QUESTIONS = ("instruction", "prompt", "question", "query", "problem")
-_ANSWERS = ("output", "completion", "response", "answer", "solution")
 _SECOND_INPUTS = ("input", "context")
 
 
@@ -99,12 +94,13 @@ class _RowParser:
     ) -> None:
         self._row = row
         self._columns = columns
+        self._layout = RowLayout(row, columns)
         self._reader = MessageReader(columns, roles)
         self._used: set[str] = set()
 
     def parse(self, layout: str) -> Conversation | TokenRow:
         if layout == "auto":
-            layout = self._layout()
+            layout = self._layout.layout()
         if layout == "tokens":
             ids, mask = self._column("input_ids", list), self._column("loss_mask", list)
             return TokenRow(ids, mask, self._not_used())
@@ -127,68 +123,6 @@ class _RowParser:
 
     def _name(self, standard: str) -> str:
         return self._columns.get(standard, standard)
-
-    def _has(self, *standard: str) -> bool:
-        return all(self._row.get(self._name(name)) is not None for name in standard)
-
-    def _layout(self) -> str:
-        if self._has("input_ids", "loss_mask"):
-            return "tokens"
-        listed = [name for name in self._message_columns() if name in self._row]
-        if any(not is_empty(self._row[name]) for name in listed):
-            return "messages"
-        if isinstance(self._row.get("output"), list) and not is_empty(self._row.get("input")):
-            return "responses"
-        if self._has("instruction", "output"):
-            return "alpaca"
-        if self._pair() is not None:
-            return "completion"
-        if listed:
-            # it is there, and null or empty
-            return "messages"
-        null = [name for name in (*_QUESTIONS, *_ANSWERS) if name in self._row]
-        for name in null:
-            if self._row[name] is None:
-                raise RowSkipped("bad_columns", f"column {name}: expected text, found None")
-        known = self._sides()
-        several = " and ".join(
-            f"{' or '.join(names)} as {side}"
-            for side, names in zip(("question", "answer"), known, strict=True)
-            if len(names) > 1
-        )
-        advice = f"; it could have {several}: name one in columns" if several else ""
-        raise RowSkipped(
-            "unknown_format",
-            f"the columns {shown(sorted(map(str, self._row)))} fit no known layout{advice}",
-        )
-
-    def _message_columns(self) -> tuple[str, ...]:
-        named = self._columns.get("messages")
-        return (named,) if named in self._row else _MESSAGE_COLUMNS
-
-    def _sides(self) -> tuple[list[str], list[str]]:
-        """Return the columns that may hold the question, and those that may hold the answer."""
-        questions, answers = (
-            [name for name in names if not is_empty(self._row.get(name))]
-            for names in (_QUESTIONS, _ANSWERS)
-        )
-        if not questions and not is_empty(self._row.get("input")):
-            questions = ["input"]
-        return questions, answers
-
-    def _pair(self) -> tuple[str, str] | None:
-        """Return the columns of question and answer, where they are not in doubt."""
-        for question, answer in _PAIRS:
-            if self._has(question, answer):
-                return self._name(question), self._name(answer)
-        questions, answers = self._sides()
-        for side, names in ((questions, ("instruction", "prompt")), (answers, _ANSWERS[:2])):
-            # a column that the configuration names is not in doubt
-            if named := [self._columns[name] for name in names if name in self._columns]:
-                side[:] = named
-        if len(questions) == 1 and len(answers) == 1:
-            return questions[0], answers[0]
-        return None
 
     def _take(self, name: str) -> Any:
         self._used.add(name)
@@ -213,7 +147,7 @@ class _RowParser:
         return value
 
     def _read_chat(self) -> None:
-        columns = self._message_columns()
+        columns = self._layout.message_columns()
         name = next((name for name in columns if not is_empty(self._row.get(name))), None)
         name = name or next((name for name in columns if name in self._row), "messages")
         listed = _list_of(self._take(name))
@@ -306,7 +240,7 @@ class _RowParser:
         if layout == "alpaca":
             question, answer = self._name("instruction"), self._name("output")
         else:
-            found = self._pair()
+            found = self._layout.pair()
             question, answer = found or (self._name("prompt"), self._name("completion"))
         asked = self._side(question, "user")
         said = self._side(answer, "assistant")

@@ -12,7 +12,7 @@ from typing import Any
 from draftstates.tokens.blocks import joined, read_block, result_message, text_of
 from draftstates.tokens.flags import FINISH_KEYS, FLAGS, is_excluded, was_cut
 from draftstates.tokens.rows import RowSkipped, shown
-from draftstates.tokens.tools import from_json, is_empty, read_calls
+from draftstates.tokens.tools import from_json, is_empty, read_calls, same_calls
 
 ROLES = {
     **dict.fromkeys(("system",), "system"),
@@ -201,7 +201,7 @@ class MessageReader:
             texts, more, block_calls = self._blocks(content, message, where)
             if "\n".join(more).strip() != "\n".join(reasoning).strip():
                 reasoning += more
-            calls = _same_calls(block_calls, calls, where)
+            calls = same_calls(block_calls, calls, where)
             content = texts
             if texts is None:
                 # every block was a tool's result
@@ -260,7 +260,7 @@ class MessageReader:
             [] if is_empty(value) else read_calls(_wrapped(value), where, self.not_used)
             for value in (item.get("tool_calls"), item.get("function_call"))
         )
-        return _same_calls(given, legacy, where)
+        return same_calls(given, legacy, where)
 
     def _blocks(
         self, content: list[Any], message: dict[str, Any], where: str
@@ -388,20 +388,6 @@ def _wrapped(value: object) -> object:
     """Return the calls of a turn that holds one call, or a list of calls, as JSON text."""
     calls = from_json(value)
     return calls if isinstance(calls, list) else [calls]
-
-
-def _same_calls(
-    calls: list[dict[str, Any]], others: list[dict[str, Any]], where: str
-) -> list[dict[str, Any]]:
-    """Return the calls of a message that may name them in two places.
-
-    Raises:
-        RowSkipped: `bad_tools`: both places have calls, and they differ.
-    """
-    one, other = ([call["function"] for call in found] for found in (calls, others))
-    if one and other and one != other:
-        raise RowSkipped("bad_tools", f"{where}: expected the calls once, found others beside them")
-    return calls or others
 
 
 def _out_of_order(where: str, kind: str, earlier: str) -> RowSkipped:

@@ -94,6 +94,20 @@ def read_calls(value: object, where: str, not_used: set[str]) -> list[dict[str, 
     return [_call(from_json(call), where, not_used) for call in calls]
 
 
+def same_calls(
+    calls: list[dict[str, Any]], others: list[dict[str, Any]], where: str
+) -> list[dict[str, Any]]:
+    """Return the calls of a message that may name them in two places.
+
+    Raises:
+        RowSkipped: `bad_tools`: both places have calls, and they differ.
+    """
+    one, other = ([call["function"] for call in found] for found in (calls, others))
+    if one and other and one != other:
+        raise RowSkipped("bad_tools", f"{where}: expected the calls once, found others beside them")
+    return calls or others
+
+
 def _call(call: object, where: str, not_used: set[str]) -> dict[str, Any]:
     function = None
     if isinstance(call, dict):

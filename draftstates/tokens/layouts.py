@@ -1,0 +1,98 @@
+"""The layout of a row: which of its columns hold the conversation."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from draftstates.tokens.rows import RowSkipped, shown
+from draftstates.tokens.tools import is_empty
+
+_MESSAGE_COLUMNS = ("messages", "conversations", "conversation")
+# the two columns of a layout that holds a question and an answer; the first that a row has
+_PAIRS = (("instruction", "output"), ("prompt", "completion"), ("prompt", "response"))
+# other names; taken where a row has exactly one of each
+_QUESTIONS = ("instruction", "prompt", "question", "query", "problem")
+_ANSWERS = ("output", "completion", "response", "answer", "solution")
+
+
+class RowLayout:
+    """A row's columns, by the names that the source gives them.
+
+    Args:
+        row: the row's object.
+        columns: standard name -> the source's name.
+    """
+
+    def __init__(self, row: dict[str, Any], columns: Mapping[str, str]) -> None:
+        self._row = row
+        self._columns = columns
+
+    def _name(self, standard: str) -> str:
+        return self._columns.get(standard, standard)
+
+    def _has(self, *standard: str) -> bool:
+        return all(self._row.get(self._name(name)) is not None for name in standard)
+
+    def layout(self) -> str:
+        """Return the layout that the row's columns have.
+
+        Raises:
+            RowSkipped: `unknown_format` or `bad_columns`: they fit none, or are null.
+        """
+        if self._has("input_ids", "loss_mask"):
+            return "tokens"
+        listed = [name for name in self.message_columns() if name in self._row]
+        if any(not is_empty(self._row[name]) for name in listed):
+            return "messages"
+        if isinstance(self._row.get("output"), list) and not is_empty(self._row.get("input")):
+            return "responses"
+        if self._has("instruction", "output"):
+            return "alpaca"
+        if self.pair() is not None:
+            return "completion"
+        if listed:
+            # it is there, and null or empty
+            return "messages"
+        null = [name for name in (*_QUESTIONS, *_ANSWERS) if name in self._row]
+        for name in null:
+            if self._row[name] is None:
+                raise RowSkipped("bad_columns", f"column {name}: expected text, found None")
+        known = self._sides()
+        several = " and ".join(
+            f"{' or '.join(names)} as {side}"
+            for side, names in zip(("question", "answer"), known, strict=True)
+            if len(names) > 1
+        )
+        advice = f"; it could have {several}: name one in columns" if several else ""
+        raise RowSkipped(
+            "unknown_format",
+            f"the columns {shown(sorted(map(str, self._row)))} fit no known layout{advice}",
+        )
+
+    def message_columns(self) -> tuple[str, ...]:
+        """Return the names of columns that may hold the messages, the likeliest first."""
+        named = self._columns.get("messages")
+        return (named,) if named in self._row else _MESSAGE_COLUMNS
+
+    def _sides(self) -> tuple[list[str], list[str]]:
+        """Return the columns that may hold the question, and those that may hold the answer."""
+        questions, answers = (
+            [name for name in names if not is_empty(self._row.get(name))]
+            for names in (_QUESTIONS, _ANSWERS)
+        )
+        if not questions and not is_empty(self._row.get("input")):
+            questions = ["input"]
+        return questions, answers
+
+    def pair(self) -> tuple[str, str] | None:
+        """Return the columns of question and answer, where they are not in doubt."""
+        for question, answer in _PAIRS:
+            if self._has(question, answer):
+                return self._name(question), self._name(answer)
+        questions, answers = self._sides()
+        for side, names in ((questions, ("instruction", "prompt")), (answers, _ANSWERS[:2])):
+            # a column that the configuration names is not in doubt
+            if named := [self._columns[name] for name in names if name in self._columns]:
+                side[:] = named
+        if len(questions) == 1 and len(answers) == 1:
+            return questions[0], answers[0]
+        return None
