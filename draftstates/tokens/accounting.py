@@ -113,6 +113,11 @@ class Accounting:
         """Return the accounting as one line for people."""
         parts = [f"{self.counts['rows_in']:,} rows in, {self.counts['kept']:,} kept"]
         parts += [f"{count:,} {reason}" for reason, count in sorted(self.skipped.items())]
+        if self.not_rendered:
+            kinds = ", ".join(
+                f"{kind} {count:,}" for kind, count in sorted(self.not_rendered.items())
+            )
+            parts.append(f"not rendered: {kinds}")
         tokens, supervised = self.counts["tokens"], self.counts["supervised_tokens"]
         text = (
             f"{self.source}: {', '.join(parts)}; {self.counts['samples']:,} samples, {tokens:,}"

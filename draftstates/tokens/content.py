@@ -223,9 +223,8 @@ def _pieces(message: dict[str, Any], reasoning_key: str | None) -> Iterator[_Pie
             yield _Piece("content", ("content", index, "text"), part["text"])
     elif message["role"] == "assistant" and "think>" in content:
         parts = _THINK.split(content)
-        last = max(index for index, part in enumerate(parts) if index % 2 or not index)
         for index in range(0, len(parts), 2):
-            thought = index < last and parts[index + 1 : index + 2] == ["</think>"]
+            thought = parts[index + 1 : index + 2] == ["</think>"]
             yield _Piece(
                 "reasoning" if thought else "content", ("content", "think", index), parts[index]
             )

@@ -188,7 +188,9 @@ class _RowParser:
         if (
             not isinstance(mask, list)
             or len(mask) != count
-            or any(type(value) not in (bool, int) or value not in (0, 1) for value in mask)
+            or any(
+                not isinstance(value, (bool, int, float)) or value not in (0, 1) for value in mask
+            )
         ):
             raise RowSkipped(
                 "bad_columns",

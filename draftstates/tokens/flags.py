@@ -80,6 +80,9 @@ def is_excluded(item: dict[str, Any], *, answer: bool, where: str, not_used: set
 
 def was_cut(reason: object) -> bool | None:
     """Return whether a finish reason says that the model gave no end; None for an unknown one."""
+    if isinstance(reason, int):
+        # vLLM names the stop token that the model gave
+        return False
     known = reason.lower() if isinstance(reason, str) else None
     if known in _CUT:
         return True

@@ -159,8 +159,8 @@ def _turn(
         ids = np.concatenate(
             [prompt, _continuation(prompt, prompt_text, text, messages[place], template, is_open)]
         )
-    check.see(place, prompt_text, _answer_text(prompt_text, text, ids[start:], template))
     end = len(ids) if is_open else start + template.turn_end(ids[start:])
+    check.see(place, prompt_text, _answer_text(prompt_text, text, ids[start:], template))
     if end == start:
         raise RowSkipped("no_supervised_tokens", "the answer was cut before its first token")
     if options.include_reasoning:

@@ -334,7 +334,8 @@ def test_an_answer_that_was_cut(row: dict) -> None:
 
 
 def test_an_answer_that_ended_and_one_that_ended_in_an_unknown_way() -> None:
-    assert parse_row(answer(content="A", finish_reason="stop")) == Conversation(chat("Q", "A"))
+    for ended in ({"finish_reason": "stop"}, {"finish_reason": "stop", "stop_reason": 128009}):
+        assert parse_row(answer(content="A", **ended)) == Conversation(chat("Q", "A"))
     found = parse_row(answer(content="A", finish_reason="because"))
     assert found.open_turns == frozenset()
     assert found.not_used == ("messages[].finish_reason: 'because'",)

@@ -148,12 +148,15 @@ def test_an_answer_that_ends_in_an_end_token_has_one(demo_model, name: str, end:
 
 
 @pytest.mark.parametrize("key", ["reasoning", "thinking", "reasoning_content"])
-def test_reasoning_that_the_template_does_not_read(demo_model, tmp_path, monkeypatch, key) -> None:
+def test_reasoning_that_the_template_does_not_read(
+    demo_model, tmp_path, monkeypatch, capsys, key: str
+) -> None:
     monkeypatch.setattr(pipeline, "ChatTemplate", lambda *_, **__: template("smollm2"))
     rows = [answered({"content": "Hello", key: "Greet."}), answered({"content": "Plain"})]
     counts = run_source(tmp_path, rows)
     assert (counts["kept"], counts["skipped"]) == (1, {"not_rendered": 1})
     assert counts["not_rendered"] == {"reasoning": 1}
+    assert "1 not_rendered, not rendered: reasoning 1;" in capsys.readouterr().err
     counts = run_source(tmp_path, rows, may_drop=["reasoning"])
     assert (counts["kept"], counts["not_used"]) == (2, {"reasoning": 1})
 
