@@ -1,5 +1,6 @@
 """The accounting that ends a run is that of the present plan, or it says so."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,11 @@ def test_a_manifest_of_an_earlier_plan_is_not_shown_as_the_result(
     manifest_with([files.shard_id]).publish(manifest)
     run_cli("accounting", "--results", tmp_path)
     assert f"manifest: {manifest}" in capsys.readouterr().out
+    kept = manifest_with([files.shard_id])
+    lossy = dataclasses.replace(kept.totals, not_used={"metadata": 1204})
+    dataclasses.replace(kept, totals=lossy).publish(manifest)
+    run_cli("accounting", "--results", tmp_path)
+    assert "\nnot used, metadata: 1,204 rows\n" in capsys.readouterr().out
     manifest_with(["0" * 32]).publish(manifest)
     run_cli("accounting", "--results", tmp_path)
     said = capsys.readouterr().out

@@ -31,6 +31,7 @@ SPEC = capture_spec(layers=(2, 15, 27), num_layers=30, hidden_size=8, final_norm
 ROWS = [
     {"messages": chat(f"Question {n % 7}", "word " * (n % 5) + f"answer {n}")} for n in range(40)
 ]
+ROWS[3]["metadata"] = {"from": "a test"}
 ROWS += [ROWS[0], ROWS[1], {"messages": []}]
 
 
@@ -166,6 +167,7 @@ def test_statistics_count_what_the_tokens_hold(planned) -> None:
     lengths = sorted(len(sample["input_ids"]) for sample in table)
     assert (source["rows_in"], source["kept"], source["duplicate_samples"]) == (43, 40, 2)
     assert source["skipped"] == {"duplicate": 2, "empty": 1}
+    assert source["not_used"] == plan.accounting.totals.not_used == {"metadata": 1}
     assert (source["lengths"]["least"], source["lengths"]["greatest"]) == (lengths[0], lengths[-1])
     assert source["lengths"]["p50"] in (lengths[19], lengths[20])
     assert sum(source["lengths"]["histogram"].values()) == 40
@@ -184,6 +186,7 @@ def test_statistics_for_people_name_every_reason(planned) -> None:
         "43 rows in, 40 kept, 3 skipped",
         "skipped, duplicate: 2",
         "skipped, empty: 1",
+        "not used, metadata: 1 rows",
         "hours at 100 tokens/s",
     ):
         assert part in text
