@@ -7,12 +7,17 @@ from pathlib import Path
 import pytest
 from lease_harness import Playground, announced, ended, leased
 
+from draftstates.server.settings import ServerSettings
+
+
+def settings(play: Playground, *stub: str) -> ServerSettings:
+    """Return settings of a server that a busy machine does not find idle between two jobs."""
+    return play.settings(*stub, idle_seconds=60.0)
+
 
 @pytest.mark.parametrize("cores", [1, 2, 8])
 def test_one_start_serves_twelve_shards(play: Playground, cores: int) -> None:
-    assert play.snakemake(play.settings(), "--cores", str(cores), shards=12).wait() == 0, (
-        play.said()
-    )
+    assert play.snakemake(settings(play), "--cores", str(cores), shards=12).wait() == 0, play.said()
     assert len(play.outputs()) == 12
     assert len(play.starts()) == 1
 
@@ -20,34 +25,34 @@ def test_one_start_serves_twelve_shards(play: Playground, cores: int) -> None:
 def test_nothing_stale_starts_no_server_and_two_deleted_run_two_jobs_on_one(
     play: Playground,
 ) -> None:
-    assert play.snakemake(play.settings(), "--cores", "4", shards=12).wait() == 0, play.said()
-    assert play.snakemake(play.settings(), "--cores", "1", shards=12).wait() == 0
+    assert play.snakemake(settings(play), "--cores", "4", shards=12).wait() == 0, play.said()
+    assert play.snakemake(settings(play), "--cores", "1", shards=12).wait() == 0
     assert "Nothing to be done" in play.said()
     assert len(play.starts()) == 1
     ended(play)
     for name in ("3", "7"):
         (play.folder / f"out/{name}.txt").unlink()
     before = play.said().count("rule shard:")
-    assert play.snakemake(play.settings(), "--cores", "4", shards=12).wait() == 0, play.said()
+    assert play.snakemake(settings(play), "--cores", "4", shards=12).wait() == 0, play.said()
     assert play.said().count("rule shard:") - before == 2
     assert len(play.starts()) == 2
 
 
 def test_a_failing_shard_costs_no_other_and_the_rerun_does_it_alone(play: Playground) -> None:
     assert (
-        play.snakemake(play.settings(), "--cores", "4", "--keep-going", shards=6, fail="2").wait()
+        play.snakemake(settings(play), "--cores", "4", "--keep-going", shards=6, fail="2").wait()
         == 1
     )
     assert play.outputs() == ["0", "1", "3", "4", "5"]
     assert "out/2.txt: planted" in (play.folder / "logs/2.log").read_text()
     before = play.said().count("rule shard:")
-    assert play.snakemake(play.settings(), "--cores", "4", shards=6).wait() == 0, play.said()
+    assert play.snakemake(settings(play), "--cores", "4", shards=6).wait() == 0, play.said()
     assert play.said().count("rule shard:") - before == 1
 
 
 def test_a_server_killed_in_the_middle_is_started_again_for_the_retries(play: Playground) -> None:
     run = play.snakemake(
-        play.settings("--helpers", "1"), "--cores", "2", "--retries", "1", shards=4, seconds=1.5
+        settings(play, "--helpers", "1"), "--cores", "2", "--retries", "1", shards=4, seconds=1.5
     )
     announced(play)
     os.kill(play.starts()[0], signal.SIGKILL)
@@ -81,7 +86,7 @@ def test_runs_in_two_folders_share_nothing(tmp_path: Path) -> None:
         play.folder.mkdir()
     try:
         runs = [
-            play.snakemake(play.settings(), "--cores", "2", shards=3, seconds=1.0) for play in plays
+            play.snakemake(settings(play), "--cores", "2", shards=3, seconds=1.0) for play in plays
         ]
         assert [run.wait() for run in runs] == [0, 0], plays[0].said() + plays[1].said()
         pids = [set(play.starts()) for play in plays]

@@ -1,12 +1,11 @@
 """Reports from tokens alone: made without a server, part of a run's report, and never stale."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 from changes import edit_row, touch_everything
-from workspace import REPOSITORY, Workspace, make_workspace, tiny_config
+from workspace import Workspace, make_workspace, tiny_config
 
 
 @pytest.fixture(scope="module")
@@ -94,23 +93,16 @@ def test_bytes_and_hours_are_on_the_screen_before_the_server_starts(
     assert again.nothing_to_be_done and "bytes to write" not in again.output
 
 
-def test_an_export_that_the_capture_does_not_allow_is_named_before_the_server_starts(
+def test_an_export_that_the_capture_does_not_allow_is_named_before_anything_is_made(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     workspace = make_workspace(tmp_path / "work", tiny_model, standins=True)
     workspace.config = {**tiny_config(), "exports": {"speculators": {}}}
-    failed = workspace.snakemake()
-    assert failed.returncode != 0
-    assert (
-        "error: exports.speculators: pre_norm is asked for and the capture holds post_norm"
-        in failed.stdout
-    )
-    assert "rule server:" not in failed.stdout
-    workspace.config = tiny_config()
-    workspace.run("results/plan.json")
-    workspace.config["exports"] = {"speculators": {}}
-    shutil.copy(REPOSITORY / "scripts" / "server.py", workspace.folder / "scripts" / "server.py")
-    late = workspace.snakemake()
-    assert "error: exports.speculators: pre_norm is asked for" in late.stdout
-    assert "rule extract:" not in late.stdout
-    assert not (workspace.results / ".server").exists()
+    for flags in ((), ("--dry-run",)):
+        failed = workspace.snakemake(*flags)
+        assert failed.returncode != 0
+        assert (
+            "exports.speculators: pre_norm is asked for and the capture holds post_norm"
+            in failed.stdout
+        )
+    assert not (workspace.results / "tokens").exists()
