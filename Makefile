@@ -3,6 +3,7 @@
 # make test-cluster   the tests with a real Slurm; root on Debian gets Slurm installed
 # make test-containers   the tests with a real Apptainer, in images of their own; root on Debian gets Apptainer installed
 # make images   the container images of envs/, with Apptainer; OPTIONS="..." are arguments of scripts/images.py
+# make test-families   every family of models of docs/models.md, SGLang on the CPU against Hugging Face
 # make test-exports   the exports with the trainers' own loaders, in an environment of their own
 # make lock   requirements.lock and envs/tools.lock, with uv; OPTIONS="--upgrade" takes newer versions
 # make schema   schemas/config.schema.yaml, from draftstates/config.py
@@ -20,7 +21,7 @@ export PATH := $(BIN):$(PATH)
 # with it, every process would compile the package's own modules anew
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-cluster test-containers test-exports images lock schema lint install system-packages demo-model
+.PHONY: demo test test-cluster test-containers test-families test-exports images lock schema lint install system-packages demo-model
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -38,6 +39,9 @@ test-cluster: $(INSTALLED) $(DEMO_MODEL)/config.json
 test-containers: $(INSTALLED) $(DEMO_MODEL)/config.json
 	bash tests/containers/install.sh
 	python -m pytest tests/containers
+
+test-families: $(INSTALLED)
+	DRAFTSTATES_ALL_FAMILIES=1 python -m pytest tests/server/test_families.py
 
 images: $(INSTALLED)
 	python scripts/images.py $(OPTIONS)

@@ -34,6 +34,7 @@ GROUPS = {
     "workflow/test_incremental.py": "incremental",
     "workflow/test_kills.py": "kills",
     "server/test_parallel.py": "server-shapes",
+    "server/test_families.py": "families",
     "server": "server",
     "workflow/test_graph.py": "graph",
     "workflow/test_anywhere.py": "anywhere",

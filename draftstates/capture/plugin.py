@@ -102,16 +102,12 @@ def check_seams() -> None:
     )
 
 
-def check_server(*, pp_size: int, dp_size: int, nodes: int) -> None:
+def check_server(*, dp_size: int, nodes: int) -> None:
     """Refuse a server whose rows cannot be captured; call it once the arguments are settled.
 
     Raises:
         SystemExit: names the argument that stands in the way.
     """
-    if pp_size > 1:
-        refuse(
-            "it is pipeline parallel, so that no rank sees all layers; use tensor or data parallel"
-        )
     if dp_size > 1 and nodes > 1:
         # The ranks fill one shard together. The last writer syncs what all ranks have written,
         # which works in one machine's page cache alone.

@@ -2,23 +2,32 @@
 
 The second hook runs on the scheduler's thread while the GPU works. It queues copies on a side
 stream and hands everything else to the writer threads.
+
+The side stream reads memory of our own alone, which no layer and no later pass writes: the taps
+have copied each r_k into one tensor, and this hook copies the final state and the ids. A row costs
+K + 1 states written once on the model's stream, and read once by the side stream.
 """
 
 import importlib.metadata
 import json
 import sys
+from pathlib import Path
 
 import torch
 
-from draftstates.capture import plugin, siblings, taps
+from draftstates.capture import kinds, logit_form, plugin, siblings, taps
 from draftstates.capture.admission import Admission
 from draftstates.capture.blocks import BlockPool
 from draftstates.capture.files import DestinationFile, Destinations
+from draftstates.capture.own_capture import OwnCapture
 from draftstates.capture.settings import CaptureSettings
+from draftstates.capture.taps import Reading
 from draftstates.capture.writer import Job, Writers
 from draftstates.errors import UserError
 from draftstates.extract import protocol
 from draftstates.extract.protocol import Destination
+from draftstates.model import family
+from draftstates.model.folder import ModelFolder
 
 _IDS_BYTES = 4
 # SGLang finds the plug-in by the installed package's entry point, so the package has metadata
@@ -50,11 +59,24 @@ class Recorder:
         asked = runner.server_args
         # SGLang 0.5.17 counts the ranks of data parallel attention in dp_size, 0.5.23 does not.
         dp_size = max(asked.dp_size, parallel.attn_dp_size)
-        plugin.check_server(pp_size=parallel.pp_size, dp_size=dp_size, nodes=asked.nnodes)
+        for reason in kinds.unreachable(runner, parallel):
+            plugin.refuse(reason)
+        plugin.check_server(dp_size=dp_size, nodes=asked.nnodes)
         settings, spec = self._settings, self._settings.spec
-        self._taps = taps.install(
-            runner.model, layers=spec.residual_layers, final_norm=spec.final_norm
+        self._taps = taps.Taps(
+            runner.model,
+            layers=spec.residual_layers,
+            num_layers=spec.num_layers,
+            hidden_size=spec.hidden_size,
+            dtype=self._dtype,
+            final_norm=spec.final_norm,
         )
+        inner = [k for k in spec.residual_layers if 0 < k < spec.num_layers]
+        # SGLang's capture sums over ranks that may not see the same requests.
+        self._own = OwnCapture(runner.model, inner) if parallel.attn_dp_size == 1 else None
+        text = ModelFolder(Path(asked.model_path)).text
+        logit_form.check(runner.model, family.logits(text))
+        self._final_scale = family.final_scale(text)
         if parallel.attn_tp_rank != 0:
             return
         plugin.check_model(asked, runner.model_config, spec=spec)
@@ -93,9 +115,10 @@ class Recorder:
         Answer each of these requests in `customized_info`.
         """
         batch = logits_metadata
-        read = self._taps.take() if self._taps else {}
+        reading = self._taps.take(len(hidden_states)) if self._taps else None
         if (
-            self._writers is None
+            reading is None
+            or self._writers is None
             or not getattr(batch, "rids", None)
             or not batch.forward_mode.is_extend()
         ):
@@ -103,39 +126,30 @@ class Recorder:
         destinations = [protocol.parse_rid(rid) for rid in batch.rids]
         if not any(destinations):
             return result
-        states = self._states(hidden_states, aux_hidden_states, read)
-        answers = self._record(batch, destinations, states)
+        if reading.rows is None and not reading.error:
+            reading.error = "no tap saw this pass: this server computes the model in another way"
+        final = self._final(hidden_states, reading)
+        answers = self._record(batch, destinations, reading, final)
         self._admission.describe(destinations, answers)
-        if taps.is_self_test(batch):
-            self._compare(batch, destinations, states, read, answers)
+        if taps.is_self_test(batch) and not reading.error:
+            self._compare(batch, destinations, reading, hidden_states, aux_hidden_states, answers)
         info = dict(result.customized_info or {})
         info[protocol.ANSWER_KEY] = [json.dumps(answer) for answer in answers]
         result.customized_info = info
         return result
 
-    def _states(
-        self, final: torch.Tensor, aux: object, read: dict[int, torch.Tensor]
-    ) -> dict[object, torch.Tensor]:
-        """Return each r_k by k, and the final state under "final", [tokens, H]."""
-        inner = [k for k in self._settings.spec.residual_layers if 0 < k < self._taps.num_layers]
-        if isinstance(aux, torch.Tensor):
-            aux = aux.split(final.shape[-1], dim=-1)
-        aux = list(aux or [])
-        if len(aux) != len(inner):
-            raise RuntimeError(
-                f"draftstates: expected {len(inner)} residual layers from the model, found"
-                f" {len(aux)}: this model file of SGLang captures in another way; use another model"
-            )
-        states: dict[object, torch.Tensor] = dict(zip(inner, aux, strict=True))
-        for k in self._settings.spec.residual_layers:
-            states.setdefault(k, read.get(k))
-        states["final"] = (
-            read[self._taps.num_layers] if self._settings.spec.final_norm == "pre_norm" else final
-        )
-        return states
+    def _final(self, final: torch.Tensor, reading: Reading) -> torch.Tensor:
+        """Return the final state as stored, [tokens, H], in memory of our own."""
+        if self._settings.spec.final_norm == "pre_norm" and not reading.error:
+            final = reading.state(self._settings.spec.num_layers)
+        return final.to(self._dtype, copy=True, memory_format=torch.contiguous_format)
 
     def _record(
-        self, batch: object, destinations: list[Destination | None], states: dict
+        self,
+        batch: object,
+        destinations: list[Destination | None],
+        reading: Reading,
+        final: torch.Tensor,
     ) -> list[dict]:
         """Queue the rows of every request with a destination; return one answer per request."""
         answers: list[dict] = []
@@ -145,7 +159,7 @@ class Recorder:
             destinations, batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu, strict=False
         ):
             answer: dict = {"plugin": VERSION} if destination else {}
-            if destination and (refusal := self._admission.refusal(destination)):
+            if destination and (refusal := self._admission.refusal(destination) or reading.error):
                 answer["error"] = refusal
                 destination = None
             # A decode step in a mixed batch lies past the sample's end and is not captured.
@@ -158,23 +172,32 @@ class Recorder:
                     answer["error"] = str(error)
             answers.append(answer)
             at += length
-        self._copy(segments, states, batch.input_ids, rows=at)
+        if segments:
+            self._copy(segments, reading.rows, final, batch.input_ids, rows=at)
         return answers
 
-    def _copy(self, segments: list, states: dict, ids: torch.Tensor, *, rows: int) -> None:
+    def _copy(
+        self,
+        segments: list,
+        hidden: torch.Tensor,
+        final: torch.Tensor,
+        ids: torch.Tensor,
+        *,
+        rows: int,
+    ) -> None:
         """Copy rows to host blocks, block by block, and give each segment's part to the writers.
 
         Args:
             segments: (destination, file, first row in the batch, first row in the sample, rows) of
                 each request.
-            states: r_k by k, and "final".
+            hidden: the captured r_k, [tokens, K, H] in the stored dtype.
+            final: the final state, [tokens, H] in the stored dtype.
             ids: `input_ids` of the batch.
             rows: rows of the batch.
         """
-        layers = [states[k] for k in self._settings.spec.residual_layers]
-        final = states["final"]
+        layers = hidden.shape[1]
         width = final.shape[-1] * self._dtype.itemsize
-        row_bytes = width * (len(layers) + 1) + _IDS_BYTES
+        row_bytes = width * (layers + 1) + _IDS_BYTES
         step = self._settings.block_bytes // row_bytes
         if step == 0:
             raise RuntimeError(
@@ -182,11 +205,11 @@ class Recorder:
                 f" {self._settings.block_bytes}"
             )
         # SGLang keeps a batch's ids in a buffer that the next batch overwrites, perhaps before the
-        # side stream reads it. The states are tensors of their own.
+        # side stream reads it.
         ids = ids[:rows].to(torch.int32, copy=True)
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream())
-        for begin in range(0, rows if segments else 0, step):
+        for begin in range(0, rows, step):
             end = min(begin + step, rows)
             inside = [s for s in segments if s[2] < end and s[2] + s[4] > begin]
             if not inside:
@@ -194,10 +217,10 @@ class Recorder:
             block = self._pool.take()
             block.hold(len(inside))
             count = end - begin
-            hidden = block.memory[: count * width * len(layers)]
-            last = block.memory[hidden.numel() : hidden.numel() + count * width]
-            tail = block.memory[hidden.numel() + last.numel() :][: count * _IDS_BYTES]
-            ready = self._fill((hidden, last, tail), layers, final, ids, begin, end)
+            sizes = (count * width * layers, count * width, count * _IDS_BYTES)
+            states, last, tail = block.memory[: sum(sizes)].split(sizes)
+            sources = (hidden[begin:end], final[begin:end], ids[begin:end])
+            ready = self._fill((states, last, tail), sources)
             for destination, file, at, start, length in inside:
                 first, stop = max(at, begin), min(at + length, end)
                 a, b = first - begin, stop - begin
@@ -208,7 +231,7 @@ class Recorder:
                         start=start + first - at,
                         rows=stop - first,
                         chunk_start=first == at,
-                        hidden=hidden[a * width * len(layers) : b * width * len(layers)],
+                        hidden=states[a * width * layers : b * width * layers],
                         final=last[a * width : b * width],
                         ids=tail[a * _IDS_BYTES : b * _IDS_BYTES],
                         block=block,
@@ -217,48 +240,29 @@ class Recorder:
                 )
 
     def _fill(
-        self,
-        host: tuple,
-        layers: list,
-        final: torch.Tensor,
-        ids: torch.Tensor,
-        begin: int,
-        end: int,
+        self, host: tuple[torch.Tensor, ...], sources: tuple[torch.Tensor, ...]
     ) -> torch.cuda.Event | None:
-        """Fill one block's three parts with rows begin:end; on a GPU, by the side stream.
+        """Fill parts of a block with rows; on a GPU, by the side stream.
 
         Args:
-            host: views of the block for hidden states, final states and ids.
-            layers: the captured r_k, each [tokens, H].
-            final: the final state, [tokens, H].
-            ids: int32 [tokens].
-            begin: first row of the batch in this block.
-            end: the row after the last.
+            host: uint8 views of the block.
+            sources: contiguous tensors of our own, of as many bytes each.
 
         Returns:
             the event that the copies end with; None on a CPU.
         """
-        shape = (end - begin, len(layers), final.shape[-1])
-        hidden, last = (
-            host[0].view(self._dtype).view(shape),
-            host[1].view(self._dtype).view(shape[0], shape[2]),
-        )
-        tail = host[2].view(torch.int32)
+        pairs = [
+            (part, source.view(torch.uint8).flatten())
+            for part, source in zip(host, sources, strict=True)
+        ]
         if self._stream is None:
-            for position, layer in enumerate(layers):
-                hidden[:, position].copy_(layer[begin:end])
-            last.copy_(final[begin:end])
-            tail.copy_(ids[begin:end])
+            for part, source in pairs:
+                part.copy_(source)
             return None
         with torch.cuda.stream(self._stream):
-            hidden.copy_(
-                torch.stack([layer[begin:end] for layer in layers], dim=1).to(self._dtype),
-                non_blocking=True,
-            )
-            last.copy_(final[begin:end].to(self._dtype), non_blocking=True)
-            tail.copy_(ids[begin:end], non_blocking=True)
-            # The allocator must not reuse the sources before the side stream has read them.
-            for source in (*layers, final, ids):
+            for part, source in pairs:
+                part.copy_(source, non_blocking=True)
+                # The allocator must not reuse the source before the side stream has read it.
                 source.record_stream(self._stream)
             ready = torch.cuda.Event(blocking=True)
             ready.record(self._stream)
@@ -268,26 +272,42 @@ class Recorder:
         self,
         batch: object,
         destinations: list,
-        states: dict,
-        read: dict[int, torch.Tensor],
+        reading: Reading,
+        final: torch.Tensor,
+        aux: object,
         answers: list[dict],
     ) -> None:
-        """Add the distance of every captured r_k from the entry hook's to each self-test answer.
+        """Add second opinions to each self-test answer: largest row distances by what they judge.
 
-        It is the largest row distance, divided by the row's norm.
+        `r_k` is SGLang's own capture against the tap; `r_N` is the model's own norm of r_N against
+        the final state. Where SGLang has no capture of its own, `no_capture` says why.
         """
+        spec = self._settings.spec
+        opinions: dict[str, float] = {}
+        # The middle of a long prompt keeps no rows.
+        if len(reading.kept):
+            normed = self._taps.normed(reading.every[spec.num_layers]) * self._final_scale
+            kept = final[reading.kept.to(final.device)]
+            opinions[f"r_{spec.num_layers}"] = _distances(normed, kept).max().item()
+        reason = "its ranks see other requests" if self._own is None else self._own.reason
+        own: dict[int, torch.Tensor] = {}
+        if not reason:
+            own = self._own.states(aux, width=spec.hidden_size)
+            reason = "" if own else "it handed over another number of states"
+        distances = {f"r_{k}": _distances(rows, reading.state(k)) for k, rows in own.items()}
         at = 0
         for destination, length, answer in zip(
             destinations, batch.extend_seq_lens_cpu, answers, strict=False
         ):
             if destination and destination.kind == protocol.SELF_TEST:
-                difference = answer["prehook"] = {}
-                for k in self._settings.spec.residual_layers:
-                    seen, captured = (
-                        read[k][at : at + length].float(),
-                        states[k][at : at + length].float(),
-                    )
-                    difference[str(k)] = (
-                        ((seen - captured).norm(dim=-1) / seen.norm(dim=-1)).max().item()
-                    )
+                answer["opinions"] = opinions | {
+                    name: found[at : at + length].max().item() for name, found in distances.items()
+                }
+                answer["no_capture"] = reason
             at += length
+
+
+def _distances(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Return the distance of each row from its counterpart, over the counterpart's norm, [n]."""
+    rows, others = rows.float(), others.float()
+    return (rows - others).norm(dim=-1) / others.norm(dim=-1)

@@ -1,157 +1,304 @@
-"""Taps: the places in the model where each r_k is read.
+"""Taps: the places in the model where each r_k is read, on entry to layer k or to the final norm.
 
-r_k for 0 < k < N comes from SGLang's own capture (`layers_to_capture = [k]`). SGLang's capture does
-not reach r_0 and r_N: hooks read them on entry to layer 0 and to the final norm. The same entry
-hooks, on every captured layer, give the self-test a second reading that does not pass through
-SGLang's capture.
+What a layer is given differs. A complete state, or a pair of a layer's output and the residual that
+it is not yet added to: the final norm tells which, because it is given the same. Or an output that
+is not yet summed over the ranks: then the layer's own first step completes it, and r_k is read
+after that step. So no tap adds communication or synchronisation to a forward pass.
+
+A tap copies at once into memory of its own: the model's buffers are borrowed.
 """
 
 import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from draftstates.extract.protocol import SELF_TEST, VERSION
-from draftstates.model import family
+from draftstates.capture import seams
+from draftstates.capture.stack import adds_its_residual, find_stack, first
+from draftstates.extract.protocol import SELF_TEST, VERSION, kept_positions, parse_rid
 
-_SELF_TEST_PREFIX = f"{VERSION}|{SELF_TEST}|"
-
-
-def text_model(model: torch.nn.Module) -> tuple[torch.nn.Module, torch.nn.Module]:
-    """Return the causal language model inside `model` and its stack of decoder layers.
-
-    The language model is `model` itself, or the one that a multimodal wrapper holds.
-
-    Raises:
-        SystemExit: the model has no decoder layers with a final norm.
-    """
-    for causal in (model, getattr(model, family.LANGUAGE_MODEL, None)):
-        stack = getattr(causal, "model", None)
-        if stack is not None and hasattr(stack, "layers") and hasattr(stack, "norm"):
-            return causal, stack
-    raise SystemExit(
-        f"draftstates: no decoder layers with a final norm found in {type(model).__name__}"
-    )
+_OURS = f"{VERSION}|"
+_SELF_TEST = f"{VERSION}|{SELF_TEST}|"
+_RESIDUALS = ("residual", "residuals")
 
 
-@dataclasses.dataclass
-class Taps:
-    """States that the hooks have read in the current forward pass.
-
-    Attributes:
-        num_layers: N, the number of decoder layers.
-        read: r_k by k, each [tokens, H].
-    """
-
-    num_layers: int
-    read: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
-
-    def take(self) -> dict[int, torch.Tensor]:
-        """Return the states read so far and forget them."""
-        taken, self.read = self.read, {}
-        return taken
-
-
-def install(model: torch.nn.Module, *, layers: tuple[int, ...], final_norm: str) -> Taps:
-    """Have the model hand over r_k for each k in `layers`, and r_N for `final_norm: pre_norm`.
-
-    Raises:
-        SystemExit: a layer is out of range, or the model cannot hand over its residual stream.
-    """
-    causal, stack = text_model(model)
-    count = len(stack.layers)
-    if layers[-1] > count:
-        raise SystemExit(
-            f"draftstates: residual_layers {list(layers)}, but {type(model).__name__} has {count}"
-            " layers"
-        )
-    inner = [k for k in layers if 0 < k < count]
-    if inner:
-        _ask_sglang(causal, stack, inner)
-    taps = Taps(num_layers=count)
-    for k in sorted({*layers} - {count}):
-        stack.layers[k].register_forward_pre_hook(
-            _entry_hook(taps, k, always=k == 0), with_kwargs=True
-        )
-    always = final_norm == "pre_norm" or count in layers
-    stack.norm.register_forward_pre_hook(_norm_hook(taps, count, always=always), with_kwargs=True)
-    return taps
-
-
-def _ask_sglang(causal: torch.nn.Module, stack: torch.nn.Module, layers: list[int]) -> None:
-    if not hasattr(causal, "capture_aux_hidden_states"):
-        raise SystemExit(
-            f"draftstates: {type(causal).__name__} has no capture_aux_hidden_states: its residual"
-            " stream cannot be captured"
-        )
-    causal.capture_aux_hidden_states = True
-    for name in family.LAYER_SETTERS:
-        if hasattr(stack, name):
-            getattr(stack, name)(layers)
-            return
-    if not hasattr(stack, "layers_to_capture"):
-        raise SystemExit(f"draftstates: {type(stack).__name__} has no layers_to_capture")
-    stack.layers_to_capture = layers
-
-
-def _entry_hook(taps: Taps, k: int, *, always: bool):
-    def hook(module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
-        batch = next(a for a in (*args, *kwargs.values()) if hasattr(a, "forward_mode"))
-        if always or is_self_test(batch):
-            taps.read[k] = _residual_stream(args, kwargs, batch)
-
-    return hook
-
-
-def _norm_hook(taps: Taps, k: int, *, always: bool):
-    def hook(module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
-        if always:
-            hidden = args[0]
-            residual = args[1] if len(args) > 1 else kwargs.get("residual")
-            # A tensor of its own, sum or copy: the fused norm overwrites both of its inputs.
-            taps.read[k] = hidden.clone() if residual is None else hidden + residual
-
-    return hook
+def is_ours(batch: object) -> bool:
+    """Return whether a forward batch holds a request whose rows are captured."""
+    return any(str(rid).startswith(_OURS) for rid in batch.rids or ())
 
 
 def is_self_test(batch: object) -> bool:
-    """Return whether a forward batch holds a request of the self-test.
+    """Return whether a forward batch holds a request of the self-test: it reads every r_k."""
+    return any(str(rid).startswith(_SELF_TEST) for rid in batch.rids or ())
 
-    Such a request asks for a comparison with the entry hooks.
+
+@dataclasses.dataclass
+class Reading:
+    """States that the taps have read in one forward pass.
+
+    Attributes:
+        layers: the captured k.
+        rows: r_k of these k, [tokens, K, H] in the stored dtype.
+        read: the k whose rows are in `rows`.
+        kept: positions of the self-test's kept rows in the batch, int64 [n]; None without any.
+        every: r_k of every k at these positions, each [n, H] in the model's dtype.
+        error: why the states cannot be used; empty if they can.
     """
-    return any(str(rid).startswith(_SELF_TEST_PREFIX) for rid in batch.rids or ())
+
+    layers: tuple[int, ...]
+    rows: torch.Tensor | None = None
+    read: set[int] = dataclasses.field(default_factory=set)
+    kept: torch.Tensor | None = None
+    every: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
+    # r_N, [tokens, H] in the model's dtype, where only the final state needs it.
+    last: torch.Tensor | None = None
+    error: str = ""
+    # Pairs (hidden, residual) of a pass that has not reached the final norm yet.
+    undecided: dict[int, tuple[torch.Tensor, torch.Tensor]] = dataclasses.field(
+        default_factory=dict
+    )
+
+    def state(self, k: int) -> torch.Tensor | None:
+        """Return a captured r_k, [tokens, H]; None if no tap has read it."""
+        if k not in self.layers:
+            return self.last
+        return self.rows[:, self.layers.index(k)] if k in self.read else None
 
 
-def _residual_stream(args: tuple, kwargs: dict, batch: object) -> torch.Tensor:
-    """Return r_k on entry to a decoder layer, [tokens, H], as a tensor of its own."""
-    # SGLang 0.5.23 keeps the residual with the batch.
-    stream = getattr(batch, "residual_stream", None)
-    if stream is not None:
-        pending, residual = stream.pending, stream.residual
-        if pending is None:
-            hidden, residual = (residual if residual is not None else _hidden(args, kwargs)), None
-        elif pending.owed is None:
-            hidden = pending.value
+class Taps:
+    """Taps on entry to every decoder layer and to the final norm.
+
+    Args:
+        model: the loaded model.
+        layers: ascending k of the captured r_k.
+        num_layers: N.
+        hidden_size: H.
+        dtype: stored dtype.
+        final_norm: `pre_norm` reads r_N too.
+
+    Raises:
+        SystemExit: the model's layers or its final norm cannot be found.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        layers: tuple[int, ...],
+        num_layers: int,
+        hidden_size: int,
+        dtype: torch.dtype,
+        final_norm: str,
+    ) -> None:
+        stack = find_stack(model, num_layers=num_layers, hidden_size=hidden_size)
+        self.num_layers = num_layers
+        self._layers, self._hidden_size, self._dtype = layers, hidden_size, dtype
+        self._needed = frozenset({*layers} | ({num_layers} if final_norm == "pre_norm" else set()))
+        self._all = range(num_layers + 1)
+        self._active = self._everything = False
+        self._kept = torch.empty(0, dtype=torch.int64)
+        self._batch: object | None = None
+        self._awaited: list[int] = []
+        self._reading = Reading(layers)
+        # Whether layers are given a pair to sum; None until the final norm is called.
+        self._summed: bool | None = None
+        self._norm: Callable | None = None
+        _before(model, self._guarded(self._begin))
+        for k, layer in enumerate(stack.layers):
+            names = list(inspect.signature(layer.forward).parameters)
+            _before(layer, self._guarded(self._enter, k, names, seams.prepares(layer)))
+        for norm in stack.norms.values():
+            call, adds = norm.forward, adds_its_residual(norm)
+            _before(norm, self._guarded(self._enter_norm, call, adds))
+        seams.after_preparing(self)
+
+    def take(self, tokens: int) -> Reading:
+        """Return what was read since the last call and forget it.
+
+        Args:
+            tokens: rows that the model computed.
+        """
+        reading, self._reading = self._reading, Reading(self._layers)
+        active, everything = self._active, self._everything
+        for k, (hidden, residual) in reading.undecided.items():
+            self._put(reading, k, hidden, residual if self._summed else None)
+        self._awaited, self._batch = [], None
+        self._active = self._everything = False
+        if active and not reading.error:
+            states = {k: (reading.state(k), tokens) for k in sorted(self._needed)}
+            if everything:
+                reading.kept = self._kept
+                states |= {k: (reading.every.get(k), len(self._kept)) for k in self._all}
+            for k, (state, rows) in states.items():
+                if state is None or len(state) != rows:
+                    found = "none" if state is None else len(state)
+                    reading.error = (
+                        f"r_{k}: expected {rows} rows on entry to the layer, found {found}: this"
+                        " server computes the model in a way that the taps do not reach"
+                    )
+                    break
+        return reading
+
+    def normed(self, states: torch.Tensor) -> torch.Tensor:
+        """Return states [n, H] as the model's own final norm norms them."""
+        return first(self._norm(states.clone()))
+
+    def _guarded(self, look: Callable, *bound: object) -> Callable[[tuple, dict], None]:
+        """Return `look` such that its exceptions spoil the reading alone, not the model's pass."""
+
+        def guarded(args: tuple, kwargs: dict) -> None:
+            try:
+                look(*bound, args, kwargs)
+            except Exception as error:
+                self._reading.error = f"{type(error).__name__} in a tap: {error}"
+
+        return guarded
+
+    def _enter(self, k: int, names: list[str], prepares: bool, args: tuple, kwargs: dict) -> None:
+        if not self._wants(k):
+            return
+        if prepares or getattr(self._batch, "residual_stream", None) is not None:
+            self._awaited.append(k)
+            return
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if given.get("deferred_norm") is not None:
+            self._reading.error = f"r_{k}: layer {k} is given a state whose norm is still owed"
+            return
+        hidden = given.get("hidden_states")
+        if hidden is None:
+            states = (v for v in map(_without_batch, given.values()))
+            hidden = next((v for v in states if _is_states(v, self._hidden_size)), None)
+        residual = given.get("residual")
+        if residual is None or self._summed is False:
+            self._put(self._reading, k, hidden)
+        elif self._summed:
+            self._put(self._reading, k, hidden, residual)
         else:
-            hidden = _reduce(pending)
-    else:
-        hidden, residual = _hidden(args, kwargs), _after_batch(args, kwargs, batch)
-    return hidden.clone() if residual is None else hidden + residual
+            self._reading.undecided[k] = (hidden.clone(), residual.clone())
+
+    def _begin(self, args: tuple, kwargs: dict) -> None:
+        """Begin a pass of the whole model."""
+        batch = next((v for v in (*args, *kwargs.values()) if hasattr(v, "forward_mode")), None)
+        self._batch, self._reading, self._awaited = batch, Reading(self._layers), []
+        self._active = self._everything = False
+        self._active = batch is not None and batch.forward_mode.is_extend() and is_ours(batch)
+        self._everything = self._active and is_self_test(batch)
+        if self._everything:
+            self._kept = _kept_rows(batch)
+
+    def _wants(self, k: int) -> bool:
+        return self._active and (self._everything or k in self._needed)
+
+    @property
+    def awaits(self) -> bool:
+        """Return whether the next layer's first step completes an r_k that is to be read."""
+        return bool(self._awaited)
+
+    def completed(self, state: torch.Tensor) -> None:
+        """Read the states that were awaited: the residual stream, [tokens, H]."""
+        awaited, self._awaited = self._awaited, []
+        try:
+            for k in awaited:
+                self._put(self._reading, k, state)
+        except Exception as error:
+            self._reading.error = f"{type(error).__name__} in a tap: {error}"
+
+    def _enter_norm(self, call: Callable, adds: bool, args: tuple, kwargs: dict) -> None:
+        if not self._active:
+            return
+        values = list(args) + [kwargs[name] for name in kwargs if name not in _RESIDUALS]
+        hidden = next(v for v in values if isinstance(v, torch.Tensor))
+        named = [kwargs[name] for name in _RESIDUALS if name in kwargs]
+        residual = next((v for v in (*args[1:2], *named) if isinstance(v, torch.Tensor)), None)
+        residual = residual if adds else None
+        self._norm, self._summed = call, residual is not None
+        # The last layers may compute nothing: their r_k is r_N.
+        for k in (*self._awaited, *([self.num_layers] if self._wants(self.num_layers) else [])):
+            self._put(self._reading, k, hidden, residual)
+        self._awaited = []
+
+    def _put(
+        self, reading: Reading, k: int, hidden: object, residual: torch.Tensor | None = None
+    ) -> None:
+        """Copy r_k, or the sum that it is, into memory of our own."""
+        hidden, residual = _without_batch(hidden), _without_batch(residual)
+        if not _is_states(hidden, self._hidden_size):
+            reading.error = (
+                f"r_{k}: expected states of shape [tokens, {self._hidden_size}], found"
+                f" {tuple(hidden.shape) if isinstance(hidden, torch.Tensor) else type(hidden)}"
+            )
+            return
+        if self._everything:
+            some = self._kept.to(hidden.device)
+            kept = hidden[some]
+            reading.every[k] = kept if residual is None else kept + residual[some]
+        if k not in self._layers:
+            if k in self._needed:
+                reading.last = hidden.clone() if residual is None else hidden + residual
+            return
+        if reading.rows is None:
+            shape = (len(hidden), len(self._layers), self._hidden_size)
+            reading.rows = torch.empty(shape, dtype=self._dtype, device=hidden.device)
+        if len(hidden) != len(reading.rows):
+            reading.error = f"r_{k}: expected {len(reading.rows)} rows, found {len(hidden)}"
+            return
+        # Norms before the final one may be taken for it until it is called.
+        if k in reading.read and k != self.num_layers:
+            reading.error = f"r_{k}: layer {k} ran twice in one pass, so that r_{k} has two values"
+        reading.read.add(k)
+        place = reading.rows[:, self._layers.index(k)]
+        if residual is None:
+            place.copy_(hidden)
+        else:
+            torch.add(hidden, residual, out=place)
 
 
-def _reduce(pending: object) -> torch.Tensor:
-    """Return the sum over tensor parallel ranks that the layer itself completes on entry."""
-    from sglang.srt.distributed import tensor_model_parallel_all_reduce
+def _kept_rows(batch: object) -> torch.Tensor:
+    """Return the positions in the batch of the rows that the self-test's requests keep."""
+    found, at = [], 0
+    for rid, start, length in zip(
+        batch.rids, batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu, strict=False
+    ):
+        destination = parse_rid(rid)
+        if destination and destination.kind == SELF_TEST:
+            found += [
+                at + position - start
+                for position in kept_positions(destination.rows)
+                if start <= position < start + length
+            ]
+        at += length
+    return torch.tensor(found, dtype=torch.int64)
 
-    value = pending.value if pending.value is not None else pending.owed.partial
-    return tensor_model_parallel_all_reduce(value.clone())
+
+def _before(module: torch.nn.Module, look: Callable[[tuple, dict], None]) -> None:
+    """Have `look` see the arguments of every call of a module.
+
+    Hooks of PyTorch miss calls of `forward` itself, which some model files make.
+    """
+    call = module.forward
+
+    @functools.wraps(call)
+    def forward(*args: object, **kwargs: object) -> object:
+        look(args, kwargs)
+        return call(*args, **kwargs)
+
+    module.forward = forward
 
 
-def _hidden(args: tuple, kwargs: dict) -> torch.Tensor:
-    return kwargs["hidden_states"] if "hidden_states" in kwargs else args[1]
+def _without_batch(value: Any) -> Any:
+    """Return [tokens, H] of a layer of transformers, which is given [1, tokens, H]."""
+    if isinstance(value, torch.Tensor) and value.ndim == 3 and len(value) == 1:
+        return value[0]
+    return value
 
 
-def _after_batch(args: tuple, kwargs: dict, batch: object) -> torch.Tensor | None:
-    if "residual" in kwargs:
-        return kwargs["residual"]
-    at = next(i for i, a in enumerate(args) if a is batch)
-    return args[at + 1] if at + 1 < len(args) else None
+def _is_states(value: object, hidden_size: int) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.is_floating_point()
+        and value.ndim == 2
+        and value.shape[-1] == hidden_size
+    )

@@ -51,13 +51,7 @@ def identity(dataset: ShardDataset, options: Options, norm: FinalNorm | None) ->
         "final_norm": dataset.final_norm,
         "storage": dataset.storage,
         "dtype": str(options.dtype),
-        "norm": (
-            hashlib.sha256(
-                applied.weight.float().numpy().tobytes() + str(applied.eps).encode()
-            ).hexdigest()
-            if applied
-            else None
-        ),
+        "norm": hashlib.sha256(applied.content()).hexdigest() if applied else None,
     }
     return json.dumps(fields, sort_keys=True)
 

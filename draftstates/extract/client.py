@@ -52,8 +52,9 @@ class Captured:
     Attributes:
         top: the 5 most likely next tokens, [token id, log probability] each, by the server's own
             logits.
-        prehook: by layer, the largest distance of a captured row from the row that the entry hook
-            read, divided by the row's norm; only for a self-test request.
+        opinions: by `r_k`, the largest distance of a captured row from a second reading, divided by
+            the row's norm; only for a self-test request.
+        no_capture: why SGLang gave no second reading of the layers; only for a self-test request.
         settings: the settings of the rank that wrote; only for a self-test request.
         weights: the mark of that rank's weights, if they were updated; as `settings`.
     """
@@ -63,7 +64,8 @@ class Captured:
     prompt_tokens: int
     top: list[list[float]]
     attempts: int
-    prehook: dict[str, float] | None
+    opinions: dict[str, float] | None
+    no_capture: str = ""
     settings: dict[str, dict[str, str]] | None = None
     weights: str | None = None
 
@@ -210,7 +212,8 @@ class Client:
             prompt_tokens=meta["prompt_tokens"],
             top=[[token, logprob] for logprob, token, *_ in meta["output_top_logprobs"][0]],
             attempts=number,
-            prehook=answer.get("prehook"),
+            opinions=answer.get("opinions"),
+            no_capture=answer.get("no_capture", ""),
             settings=answer.get("settings"),
             weights=answer.get("weights"),
         )

@@ -19,8 +19,10 @@ ANSWER_KEY = "draftstates"
 # Number of most likely next tokens that each request asks for, for the alignment check.
 TOP_TOKENS = 5
 RECEIPTS_SUFFIX = ".receipts.jsonl"
-# A self-test request is compared with the rows that forward pre-hooks read.
+# The states of a self-test request are held against second readings.
 PLAIN, SELF_TEST = "c", "p"
+# A self-test request keeps so many of its first and of its last rows of every layer.
+_KEPT = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,6 +101,11 @@ class Receipt:
 
     def line(self) -> bytes:
         return (json.dumps(dataclasses.asdict(self), separators=(",", ":")) + "\n").encode()
+
+
+def kept_positions(rows: int) -> list[int]:
+    """Return the positions of the rows of every layer that a self-test request keeps."""
+    return [k for k in range(rows) if k < _KEPT or k >= rows - _KEPT]
 
 
 def synced_line(rows: int) -> bytes:

@@ -1,90 +1,243 @@
-"""Differences between model families: names of tensors and modules, kinds of norm, scaled logits.
+"""Differences between model families, as `config.json` tells them: the one place that names any.
 
-A family that differs in another way is described here. The reader of a model's folder, the head,
-the final norm and the SGLang plug-in name no family.
+Plan, head, final norm, self-test and the SGLang plug-in read them here. What a loaded model shows
+by itself, such as the place of its layers and norms, the plug-in finds there.
 """
 
+import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from draftstates.errors import UserError
 
-# The key of `config.json` below which a multimodal wrapper holds its language model.
-TEXT_CONFIG = "text_config"
-# The attribute under which a loaded multimodal wrapper holds its language model.
-LANGUAGE_MODEL = "language_model"
-# Methods of SGLang's decoder stacks that mark the layers to capture one by one: mixtures of experts
-# of the Qwen family have them in place of `layers_to_capture`.
-LAYER_SETTERS = ("set_eagle3_layers_to_capture", "set_dflash_layers_to_capture")
+if TYPE_CHECKING:
+    import torch
 
-HEAD_NAMES = re.compile(r"(.+\.)?lm_head\.weight")
+# The keys of `config.json` below which a multimodal wrapper holds its language model; the second
+# kind of wrapper holds the first.
+_TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
+_OUTER_CONFIG = "thinker_config"
+# Other names of a configuration's values, by the usual name.
+_OTHER_NAMES = {
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "layers_block_type"),
+    "hidden_size": ("n_embd", "d_model"),
+}
+
+_PARTS = r"(.+\.)?"
+_TEXT_PARTS = r"((model|language_model|backbone|transformer|decoder)\.)*"
+HEAD_NAMES = re.compile(_PARTS + r"(lm_head|embed_out)\.weight|(language_model\.)?output\.weight")
 # A multi-token-prediction layer may hold embeddings of its own: these are not the model's.
-EMBEDDING_NAMES = re.compile(r"(?!.*\.layers\.)(.+\.)?embed_tokens\.weight")
-FINAL_NORM_NAMES = re.compile(r"(model|model\.language_model|language_model\.model)\.norm\.weight")
-
-# Families whose final norm is a plain RMSNorm: weight * x / rms(x). Other norms differ (Gemma adds
-# 1 to the weight) and are refused.
-PLAIN_RMS_NORM = frozenset(
-    (
-        "llama",
-        "mistral",
-        "mixtral",
-        "qwen2",
-        "qwen2_moe",
-        "qwen3",
-        "qwen3_moe",
-        "deepseek_v2",
-        "deepseek_v3",
-        "kimi_k2",
-        "gpt_oss",
-    )
+EMBEDDING_NAMES = re.compile(
+    r"(?!.*\.layers\.)"
+    + _PARTS
+    + r"embed_tokens\.weight|"
+    + _TEXT_PARTS
+    + r"(embeddings|tok_embeddings|wte|embed_in|word_embeddings)\.weight"
 )
-_LOGIT_SCALES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+_NORM = r"(norm|final_layernorm|final_layer_norm|embedding_norm|norm_f|ln_f)"
+FINAL_NORM_NAMES = re.compile(_TEXT_PARTS + _NORM + r"\.weight")
+FINAL_NORM_BIASES = re.compile(_TEXT_PARTS + _NORM + r"\.bias")
+
+# Kinds of final norms: weight * x / rms(x); (1 + weight) * x / rms(x); weight * x' / std(x') + bias
+# for x' = x - mean(x); the same with 1 + weight.
+RMS, RMS_PLUS_ONE, LAYER, LAYER_PLUS_ONE = "rms", "rms_plus_one", "layer", "layer_plus_one"
+LAYER_KINDS = (LAYER, LAYER_PLUS_ONE)
+PLUS_ONE_KINDS = (RMS_PLUS_ONE, LAYER_PLUS_ONE)
+_NORM_TYPES = {
+    RMS: """
+        afmoe apertus arcee deepseek_v2 deepseek_v3 ernie4_5 ernie4_5_moe exaone4 exaone_moe
+        falcon_h1 glm glm4 glm4_moe glm4_moe_lite gpt_oss granite granitemoe granitemoehybrid
+        hunyuan_v1_dense hunyuan_v1_moe hy_v3 internlm2 kimi_k2 kimi_linear lfm2 lfm2_moe llama
+        llama4_text longcat_flash mellum mimo minicpm minicpm3 minimax_m2 ministral3 mistral
+        mixtral nemotron_h olmo2 olmoe phi3 qwen2 qwen2_5_vl_text qwen2_moe qwen2_vl_text
+        qwen3 qwen3_moe qwen3_vl_moe_text qwen3_vl_text seed_oss smollm3 solar_open
+    """,
+    RMS_PLUS_ONE: """
+        gemma gemma2 gemma3 gemma3_text qwen3_5_moe_text qwen3_5_text qwen3_next
+    """,
+    LAYER: "cohere cohere2 gpt_neox persimmon phi phimoe stablelm starcoder2",
+    LAYER_PLUS_ONE: "nemotron",
+}
+_NORMS = {name: kind for kind, names in _NORM_TYPES.items() for name in names.split()}
+_EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_epsilon")
+
+# What no tap can read, by the key of `config.json` that tells it, or by the model's type or class.
+REFUSED_KEYS = {
+    "hc_mult": "its residual stream is several streams that its layers mix (hyper-connections)",
+    "altup_num_inputs": "its residual stream is several streams, one of them current (AltUp)",
+    "mhc": "its residual stream is several streams that its layers mix (hyper-connections)",
+    "loop_num": "its layers run several times for a token, so that r_k has several values",
+    "num_loops": "its layers run several times for a token, so that r_k has several values",
+}
+REFUSED_TYPES = {
+    "Grok1ForCausalLM": "its norms are fused across layers, so that no module is given r_N",
+    "Grok1ModelForCausalLM": "its norms are fused across layers, so that no module is given r_N",
+    "hrm_text": "its layers run several times for a token, so that r_k has several values",
+    "iquestloopcoder": "its layers run several times for a token, so that r_k has several values",
+    "kimi_k3": "its layers attend to the states of earlier layers instead of adding to one stream",
+    "llada2_moe": "it is a diffusion model: it predicts no next token",
+    "olmo3": "SGLang 0.5.23 reads no rope_theta for its layers, so that it computes another model",
+    "sdar": "it is a diffusion model: it predicts no next token",
+    "sdar_moe": "it is a diffusion model: it predicts no next token",
+    "diffusion_gemma": "it is a diffusion model: it predicts no next token",
+}
+_NO_HEAD = re.compile(
+    r".*(ForSequenceClassification|ForRewardModel|ForMaskedLM|ForTokenClassification|Embedding\w*)"
+)
+# SGLang 0.5.23's own capture of these is not r_k: it hands over the layer's output without the
+# residual, or the state after another layer. Taps and parity judge them.
+OTHER_OWN_CAPTURE = frozenset(("gemma3", "gemma3_text"))
+# The family's r_0 is not a multiple of the embedding's row.
+_OTHER_EMBEDDINGS = frozenset(("gpt2", "gpt_bigcode", "opt", "bloom", "zaya"))
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the language model's part of a `config.json`."""
-    return config.get(TEXT_CONFIG, config)
+    config = config.get(_OUTER_CONFIG) or config
+    return next((config[key] for key in _TEXT_CONFIGS if config.get(key)), config)
 
 
-def check_plain_norm(text: Mapping[str, Any], *, origin: Path) -> None:
-    """Refuse a family whose final norm is not known to be a plain RMSNorm.
+def with_usual_names(text: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a language model's configuration with the usual names beside a family's own.
+
+    GPT-2 calls the number of layers n_layer, for example; Nemotron-H lists the layers' kinds.
+    """
+    found = dict(text)
+    for usual, others in _OTHER_NAMES.items():
+        value = next((text[name] for name in others if name in text), None)
+        if usual not in text and value is not None:
+            found[usual] = len(value) if isinstance(value, list) else value
+    return found
+
+
+def check_capturable(config: Mapping[str, Any], *, origin: Path) -> None:
+    """Refuse a model whose residual stream cannot be captured.
+
+    Args:
+        config: the whole `config.json`.
+        origin: that file.
+
+    Raises:
+        UserError: says what cannot be captured and why.
+    """
+    text = text_config(config)
+    architecture = str((config.get("architectures") or [""])[0])
+    types = {config.get("model_type"), text.get("model_type"), architecture}
+    reasons = [reason for kind, reason in REFUSED_TYPES.items() if kind in types]
+    reasons += [
+        reason
+        for key, reason in REFUSED_KEYS.items()
+        if text.get(key) is True or (text.get(key) or 1) != 1
+    ]
+    if config.get("is_encoder_decoder") or text.get("is_encoder_decoder"):
+        reasons.append("it has an encoder and a decoder, and one drafter reads one residual stream")
+    if _NO_HEAD.fullmatch(architecture):
+        reasons.append("it has no head that predicts a next token")
+    if reasons:
+        kind = text.get("model_type") or architecture
+        raise UserError(
+            f"{origin}: {kind} cannot be captured: {reasons[0]}; take another target model"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NormKind:
+    """Formula of a final norm.
+
+    Attributes:
+        kind: one of `RMS`, `RMS_PLUS_ONE`, `LAYER`, `LAYER_PLUS_ONE`.
+        eps: its epsilon.
+    """
+
+    kind: str
+    eps: float
+
+
+def final_norm(text: Mapping[str, Any], *, origin: Path) -> NormKind:
+    """Return the formula of the final norm.
 
     Args:
         text: the language model's part of `config.json`.
         origin: that file.
 
     Raises:
-        UserError: the model_type is not one of `PLAIN_RMS_NORM`, or `rms_norm_eps` is missing.
+        UserError: the family's norm is not known, or its epsilon is missing.
     """
-    if text.get("model_type") not in PLAIN_RMS_NORM:
+    kind = _NORMS.get(str(text.get("model_type")))
+    if kind is None:
         raise UserError(
             f"{origin}: the final norm of model_type {text.get('model_type')!r} is not known:"
-            f" expected one of {', '.join(sorted(PLAIN_RMS_NORM))}; capture the final state as the"
-            " trainer reads it (capture.final_norm)"
+            f" expected one of {', '.join(sorted(_NORMS))}; capture the final state as the trainer"
+            " reads it (capture.final_norm)"
         )
-    if "rms_norm_eps" not in text:
+    eps = next((text[key] for key in _EPSILONS if text.get(key) is not None), None)
+    if eps is None:
         raise UserError(
-            f"{origin}: expected rms_norm_eps, the epsilon of the final norm, found no such key:"
+            f"{origin}: expected {_EPSILONS[0]}, the epsilon of the final norm, found no such key:"
             " use config.json as the model's authors published it"
         )
+    return NormKind(kind=kind, eps=float(eps))
 
 
-def check_plain_logits(text: Mapping[str, Any], *, origin: Path) -> None:
-    """Refuse a family that scales or caps its logits: the alignment check does not compute that.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LogitForm:
+    """What a model makes of the head's product: cap * tanh(scale * product / cap).
 
-    Args:
-        text: the language model's part of `config.json`.
-        origin: that file.
-
-    Raises:
-        UserError: names the scale.
+    Attributes:
+        scale: factor of the product.
+        cap: limit of a logit; None for no limit.
     """
-    for scale in _LOGIT_SCALES:
-        if text.get(scale) not in (None, 1, 1.0):
-            raise UserError(
-                f"{origin}: alignment cannot be checked: expected logits as lm_head gives them,"
-                f" found {scale}: {text[scale]}; capture another model"
-            )
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    def __call__(self, product: "torch.Tensor") -> "torch.Tensor":
+        """Return logits from the head's product."""
+        logits = product * self.scale
+        return logits if self.cap is None else (logits / self.cap).tanh() * self.cap
+
+    def slope(self, logits: "torch.Tensor") -> "torch.Tensor":
+        """Return how fast each logit changes with its product."""
+        if self.cap is None:
+            return logits.new_full(logits.shape, self.scale)
+        return self.scale * (1 - (logits / self.cap).square())
+
+    def product(self, logits: "torch.Tensor") -> "torch.Tensor":
+        """Return the head's product, from logits."""
+        if self.cap is not None:
+            logits = (logits / self.cap).clamp(-1 + 1e-7, 1 - 1e-7).atanh() * self.cap
+        return logits / self.scale
+
+
+def logits(text: Mapping[str, Any]) -> LogitForm:
+    """Return what the model makes of the head's product.
+
+    Cohere multiplies by logit_scale, Falcon-H1 by lm_head_multiplier, Muse by output_multiplier.
+    Granite divides by logits_scaling. Gemma caps at final_logit_softcapping.
+    """
+    factors = ("logit_scale", "lm_head_multiplier", "output_multiplier")
+    scale = math.prod(float(text.get(key) or 1.0) for key in factors)
+    cap = text.get("final_logit_softcapping")
+    return LogitForm(
+        scale=scale / float(text.get("logits_scaling") or 1.0),
+        cap=float(cap) if cap and cap > 0 else None,
+    )
+
+
+def final_scale(text: Mapping[str, Any]) -> float:
+    """Return the factor between the final norm's output and what the head reads (MiniCPM's muP)."""
+    base = text.get("dim_model_base")
+    return float(base) / float(text["hidden_size"]) if base else 1.0
+
+
+def embedding_scale(text: Mapping[str, Any]) -> float | None:
+    """Return the factor between the embedding's row and r_0; None where r_0 is no multiple."""
+    kind = str(text.get("model_type"))
+    if kind in _OTHER_EMBEDDINGS:
+        return None
+    if kind.startswith("gemma"):
+        return math.sqrt(text["hidden_size"])
+    return float(text.get("embedding_multiplier") or text.get("scale_emb") or 1.0)

@@ -17,26 +17,52 @@ from draftstates.model.folder import ModelFolder
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinalNorm:
-    """A model's final RMSNorm: it turns r_N (pre-norm) into the input of `lm_head` (post-norm)."""
+    """A model's final norm: it turns r_N (pre-norm) into the input of `lm_head` (post-norm).
+
+    Attributes:
+        weight: [H].
+        bias: [H]; None for a norm without one.
+        kind: its formula, as `family.NormKind` names it.
+        scale: factor between the norm's output and what the head reads.
+    """
 
     weight: torch.Tensor
     eps: float
+    bias: torch.Tensor | None = None
+    kind: str = family.RMS
+    scale: float = 1.0
 
     @classmethod
     def from_model(cls, model: ModelFolder) -> FinalNorm:
-        """Read weight and epsilon.
+        """Read formula, weight and epsilon.
 
         Raises:
-            UserError: the family's norm is not known to be plain, or no weight has a known name.
+            UserError: the family's norm is not known, or no weight has a known name.
         """
-        family.check_plain_norm(model.text, origin=model.config_path)
-        weight = model.tensor(family.FINAL_NORM_NAMES)
+        found = family.final_norm(model.text, origin=model.config_path)
+        weight, bias = model.tensor(family.FINAL_NORM_NAMES), None
         if weight is None:
             raise UserError(
                 f"{model.path}: expected the final norm's weight (model.norm.weight), found it in"
                 " no safetensors file: put all of the model's weight files there"
             )
-        return cls(weight=weight, eps=float(model.text["rms_norm_eps"]))
+        if found.kind in family.LAYER_KINDS:
+            bias = model.tensor(family.FINAL_NORM_BIASES)
+        return cls(
+            weight=weight,
+            eps=found.eps,
+            bias=bias,
+            kind=found.kind,
+            scale=family.final_scale(model.text),
+        )
+
+    def content(self) -> bytes:
+        """Return all that decides what the norm gives."""
+        tensors = [self.weight] if self.bias is None else [self.weight, self.bias]
+        numbers = str(self.eps)
+        if (self.kind, self.scale) != (family.RMS, 1.0):
+            numbers += f" {self.kind} {self.scale}"
+        return b"".join(each.float().numpy().tobytes() for each in tensors) + numbers.encode()
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """Return rows [n, H] normed in float32, as the model does, in the rows' dtype."""
@@ -45,9 +71,15 @@ class FinalNorm:
                 f"expected states of {len(self.weight)} values, as the final norm's weight has,"
                 f" found {rows.shape[-1]}: name the captured model's folder"
             )
-        wide = rows.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return (self.weight.float() * wide).to(rows.dtype)
+        wide, weight = rows.float(), self.weight.float()
+        if self.kind in family.LAYER_KINDS:
+            wide = wide - wide.mean(-1, keepdim=True)
+        if self.kind in family.PLUS_ONE_KINDS:
+            weight = weight + 1
+        wide = weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps))
+        if self.bias is not None:
+            wide = wide + self.bias.float()
+        return (wide * self.scale).to(rows.dtype)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

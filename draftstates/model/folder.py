@@ -18,7 +18,12 @@ from safetensors import SafetensorError, safe_open
 from draftstates.config import Configuration
 from draftstates.engine import flags
 from draftstates.errors import UserError
-from draftstates.model.family import text_config
+from draftstates.model.family import (
+    check_capturable,
+    final_norm,
+    text_config,
+    with_usual_names,
+)
 from draftstates.spec import chosen_layers
 
 if TYPE_CHECKING:
@@ -103,7 +108,7 @@ class ModelFolder:
                 f"{self.config_path}: expected text_config as a mapping, found"
                 f" {type(text).__name__}: use the file as the model's authors published it"
             )
-        return text
+        return with_usual_names(text)
 
     @property
     def model_type(self) -> str | None:
@@ -244,8 +249,10 @@ def _read_mapping(file: Path) -> dict[str, Any]:
 
 
 def check_model(config: Configuration) -> None:
-    """Refuse a model that is missing and that no rule makes, layers that it does not have, and
-    samples that are longer than its context.
+    """Refuse a model that is missing and that no rule makes, or that cannot be captured as asked.
+
+    Its layers may be too few, its residual stream out of reach, its final norm unknown, or the
+    samples longer than its context.
 
     Raises:
         UserError: names the key of the configuration, what was found and what to do.
@@ -255,6 +262,9 @@ def check_model(config: Configuration) -> None:
         return
     try:
         num_layers = model.num_layers
+        check_capturable(model.config, origin=model.config_path)
+        if config.capture.final_norm == "pre_norm":
+            final_norm(model.text, origin=model.config_path)
     except UserError as error:
         raise UserError(f"model.path: {error}") from None
     try:

@@ -1,4 +1,4 @@
-"""The head: it turns a final state into logits."""
+"""The head: it turns a final state into logits, scaled and capped as the model does."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from draftstates.errors import UserError
 from draftstates.model import family
+from draftstates.model.family import LogitForm
 from draftstates.model.final_norm import FinalNorm
 from draftstates.model.folder import ModelFolder
 
@@ -24,10 +25,12 @@ class Head:
     Attributes:
         weight: [V, H] in the dtype on the disk.
         norm: the final norm; None if the final state is already normed.
+        form: what the model makes of the product with the weight.
     """
 
     weight: torch.Tensor
     norm: FinalNorm | None
+    form: LogitForm = LogitForm()
 
     def inputs(self, states: torch.Tensor) -> torch.Tensor:
         """Return the factor of the weight, float32 [n, H], from final states [n, H]."""
@@ -37,7 +40,7 @@ class Head:
         """Return float32 [n, V], from `inputs` and the weight as a server holds it in `dtype`."""
         logits = torch.empty(len(inputs), len(self.weight))
         for rows, weight in self.blocks(dtype):
-            logits[:, rows] = inputs @ weight.T
+            logits[:, rows] = self.form(inputs @ weight.T)
         return logits
 
     def blocks(self, dtype: torch.dtype) -> Iterator[tuple[slice, torch.Tensor]]:
@@ -53,9 +56,8 @@ def read_head(model: ModelFolder, *, final_norm: str) -> Head:
     The weight is `lm_head`, or the embeddings that it is tied to.
 
     Raises:
-        UserError: the head is quantised, scaled or missing, or the norm is of an unknown kind.
+        UserError: the head is quantised or missing, or the norm is of an unknown kind.
     """
-    family.check_plain_logits(model.text, origin=model.config_path)
     weight = model.tensor(family.HEAD_NAMES)
     tied = model.text.get("tie_word_embeddings", model.config.get("tie_word_embeddings", True))
     if weight is None and tied:
@@ -75,4 +77,5 @@ def read_head(model: ModelFolder, *, final_norm: str) -> Head:
     return Head(
         weight=weight[: model.vocab_size],
         norm=FinalNorm.from_model(model) if final_norm == "pre_norm" else None,
+        form=family.logits(model.text),
     )

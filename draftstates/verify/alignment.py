@@ -4,7 +4,9 @@ The head, applied to the last state, must give the log probabilities that the se
 
 The limit of disagreement is not chosen; it follows from the number and the size of the roundings:
 
-- The server rounds each logit to the dtype that it computes in: by half a step h(z) at most. A log
+- The server rounds each logit to the dtype that it computes in: by half a step h(z) at most. Where
+  it scales the logit, it rounds it once more; where it caps it, both roundings shrink with the
+  cap's slope, and the cap itself is computed in float32. A log
   probability is the logit less the mean of all under the softmax (to first order), so it moves by
   (1 - p) h + (the mean of the others' h) at most: little for the most likely token, which is what
   tells whole chats apart that all end in the same token.
@@ -24,6 +26,7 @@ from collections.abc import Sequence
 
 import torch
 
+from draftstates.model.family import LogitForm
 from draftstates.model.head import Head
 from draftstates.spec import CaptureSpec, torch_dtype
 from draftstates.verify.checks import Finding
@@ -33,6 +36,8 @@ _DEVIATIONS = 7.0
 _SUMS = 4.0
 # A logarithm and a difference on each side.
 _LOGARITHMS = 4
+# A quotient, a tanh and a product on each side.
+_CAP_ROUNDINGS = 6
 # Samples whose logits are in memory at once.
 _BATCH = 256
 # The stored r_N, the normed value, and its product with the weight.
@@ -203,17 +208,19 @@ def _limits(
     """Return the largest change of each asked log probability by rounding, [S, n]."""
     asked = logits.gather(1, tokens)
     share = (asked - total).exp()
-    steps = half_step(asked, rounding.compute)
+    steps = _logit_step(asked, head.form, rounding.compute)
     probabilities = (logits - total).exp()
-    mean_step = (probabilities * half_step(logits, rounding.compute)).sum(dim=1, keepdim=True)
+    mean_step = (probabilities * _logit_step(logits, head.form, rounding.compute)).sum(
+        dim=1, keepdim=True
+    )
     logit_part = ((1 - share) * steps + (mean_step - share * steps).clamp(min=0)) * (
         2 * steps.max(dim=1, keepdim=True).values
     ).exp()
     # [S, n, H]
     weights = head.weight[tokens].to(rounding.compute).float()
-    sum_part = (
-        _SUMS * math.sqrt(inputs.shape[1]) * 2**-24 * (weights * inputs[:, None]).abs().sum(dim=-1)
-    )
+    sum_part = (_SUMS * math.sqrt(inputs.shape[1]) * 2**-24 * head.form.slope(asked).abs()) * (
+        weights * inputs[:, None]
+    ).abs().sum(dim=-1)
     largest = torch.maximum(total.abs(), (asked - total).abs())
     softmax_part = _SUMS * math.sqrt(logits.shape[1]) * 2**-24 + _LOGARITHMS * half_step(
         largest, torch.float32
@@ -221,14 +228,27 @@ def _limits(
     state_part = torch.zeros_like(asked)
     if rounding.state_variance:
         mean = torch.zeros_like(inputs)
+        slopes = head.form.slope(logits)
         for rows, weight in head.blocks(rounding.compute):
-            mean += probabilities[:, rows] @ weight
-        state_part = ((weights - mean[:, None]) * inputs[:, None]).norm(dim=-1) * (
+            mean += (probabilities * slopes)[:, rows] @ weight
+        sloped = head.form.slope(asked)[..., None] * weights
+        state_part = ((sloped - mean[:, None]) * inputs[:, None]).norm(dim=-1) * (
             _DEVIATIONS * math.sqrt(rounding.state_variance)
         )
     return (
         logit_part + state_part + softmax_part + sum_part + sum_part.max(dim=1, keepdim=True).values
     )
+
+
+def _logit_step(logits: torch.Tensor, form: LogitForm, dtype: torch.dtype) -> torch.Tensor:
+    """Return the largest change of each logit by the server's roundings of it."""
+    product, slope = form.product(logits), form.slope(logits).abs()
+    step = slope * half_step(product, dtype)
+    if form.scale != 1:
+        step = step + slope / abs(form.scale) * half_step(product * form.scale, dtype)
+    if form.cap is not None:
+        step = step + _CAP_ROUNDINGS * half_step(logits, torch.float32)
+    return step
 
 
 def half_step(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

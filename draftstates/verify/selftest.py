@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from draftstates import ids
-from draftstates.errors import UserError, run_command
+from draftstates.errors import run_command
 from draftstates.extract import protocol
-from draftstates.extract.client import Captured, Endpoint
+from draftstates.extract.client import Endpoint
 from draftstates.extract.extract import ExtractOptions, capture, lay_out, make_receipts
 from draftstates.extract.staging import building_folder, remove_empty
 from draftstates.files import publish_json
@@ -32,17 +32,13 @@ from draftstates.server.address import read_address
 from draftstates.server.engine import server_info
 from draftstates.shards.layout import Shard
 from draftstates.spec import CaptureSpec
+from draftstates.verify import opinions
 from draftstates.verify.agreement import agreed_settings, check_agreement
-from draftstates.verify.alignment import Rounding, unit_roundoff
 from draftstates.verify.parity import row_distances
+from draftstates.verify.prompts import prompt_lengths
 from draftstates.verify.verify import verify_shard
 
-_LENGTHS = (10, 64, 300)
-_OPTIONS = ExtractOptions(recapture_fraction=1.0, recapture_minimum=len(_LENGTHS), retries=0)
-_HOOK_ROUNDINGS = (
-    # A sum over tensor parallel ranks and the addition of the residual, each done twice.
-    8
-)
+_OPTIONS = ExtractOptions(recapture_fraction=1.0, recapture_minimum=3, retries=0)
 _FLAGS = (
     "dtype",
     "quantization",
@@ -62,7 +58,7 @@ def attest(
 ) -> dict[str, Any]:
     """Capture the self-test's samples twice and check promises 2 to 4 and 6 on them.
 
-    The self-test also compares each r_k with the rows that a hook on entry to layer k read.
+    The self-test also holds each r_k against a second reading, see `opinions`.
 
     Args:
         earlier: attestations of servers that captured under the same key, if they exist.
@@ -76,14 +72,16 @@ def attest(
     check_content(ModelFolder(model), expected=spec.model_digest)
     info = server_info(endpoint.url, api_key=endpoint.api_key)
     started = time.monotonic()
-    tokens = self_test_tokens(ModelFolder(model).vocab_size)
+    tokens = self_test_tokens(
+        ModelFolder(model).vocab_size, lengths=prompt_lengths(info, ModelFolder(model).text)
+    )
     selftest = Results(endpoint.root).selftest(socket.gethostname())
     with (
         _removed_when_empty(Results(endpoint.root).selftests),
         _removed_when_empty(selftest.parent),
         building_folder(selftest, tokens.shard_id) as folder,
     ):
-        first, figures, hooks = _pass(
+        first, figures, found = _pass(
             folder / "first",
             tokens,
             endpoint=endpoint,
@@ -107,6 +105,7 @@ def attest(
             .item()
             for name in ("hidden_states", "final_hidden_state")
         )
+        opinions.check_repeat(repeat, spec=spec)
     settings, mark = figures.pop("settings"), figures.pop("weights")
     check_agreement(settings, capture_key=spec.key, attestations=earlier)
     if mark:
@@ -124,7 +123,8 @@ def attest(
         "capture": dataclasses.asdict(spec),
         "self_test": {
             **figures,
-            "hook_distance": hooks,
+            **found,
+            "longest_prompt": max(tokens.lengths),
             "repeat_distance": repeat,
             "seconds": round(time.monotonic() - started, 2),
         },
@@ -140,20 +140,20 @@ def _removed_when_empty(folder: Path) -> Iterator[None]:
         remove_empty(folder)
 
 
-def self_test_tokens(vocabulary: int) -> ShardTokens:
+def self_test_tokens(vocabulary: int, *, lengths: tuple[int, ...]) -> ShardTokens:
     """Return the self-test's samples.
 
     Their ids are always the same, so a cache would skip the second pass.
     """
     draw = np.random.default_rng(20261129)
-    parts = [draw.integers(0, vocabulary, length).astype(np.int32) for length in _LENGTHS]
+    parts = [draw.integers(0, vocabulary, length).astype(np.int32) for length in lengths]
     names = [ids.sample_id(part, np.ones(len(part))) for part in parts]
     return ShardTokens(
         shard_id=ids.shard_id(names),
         sample_ids=names,
-        lengths=list(_LENGTHS),
+        lengths=list(lengths),
         input_ids=np.concatenate(parts),
-        loss_mask=np.ones(sum(_LENGTHS), np.uint8),
+        loss_mask=np.ones(sum(lengths), np.uint8),
     )
 
 
@@ -165,11 +165,11 @@ def _pass(
     spec: CaptureSpec,
     model: Path,
     engine: str,
-) -> tuple[Shard, dict[str, Any], float]:
+) -> tuple[Shard, dict[str, Any], dict[str, Any]]:
     """Capture the self-test's samples once and verify them like a shard.
 
     Returns:
-        the shard, its figures, and the largest distance from the entry hooks.
+        the shard, its figures, and the distances from second readings.
     """
     folder.mkdir()
     shard, recaptures, receipts = (
@@ -190,7 +190,9 @@ def _pass(
     make_receipts(
         tokens, spec=spec, engines={engine}, images={}, captured=captured, chosen=chosen
     ).publish(receipts)
-    hooks = _hook_distance(captured[: len(tokens.sample_ids)], spec=spec)
+    found = opinions.check(
+        captured[: len(tokens.sample_ids)], spec=spec, text=ModelFolder(model).text
+    )
     verified = verify_shard(
         _planned(tokens, spec),
         spec=spec,
@@ -207,27 +209,8 @@ def _pass(
     figures = {"samples": len(verified.samples), "tokens": sum(verified.samples.tokens)}
     asked = captured[: len(tokens.sample_ids)]
     figures |= {"settings": agreed_settings(asked), "weights": asked[-1].weights}
-    return Shard(shard), figures | dataclasses.asdict(verified.figures), hooks
-
-
-def _hook_distance(captured: list[Captured], *, spec: CaptureSpec) -> float:
-    largest = 0.0
-    limit = _HOOK_ROUNDINGS * unit_roundoff(Rounding.of(spec).compute)
-    for item in captured:
-        if not item.prehook:
-            raise UserError(
-                "the server did not compare its rows with the entry hooks: its plug-in is of"
-                " another version"
-            )
-        for layer, distance in item.prehook.items():
-            if not distance <= limit:
-                raise UserError(
-                    f"r_{layer} as captured differs by {distance:.3g} of a row's norm from what a"
-                    f" hook on entry to layer {layer} saw (limit {limit:.3g}): the server captures"
-                    " another layer, or one that is not yet summed over its ranks"
-                )
-            largest = max(largest, distance)
-    return largest
+    found |= opinions.check_embeddings(Shard(shard), tokens, spec=spec, model=ModelFolder(model))
+    return Shard(shard), figures | dataclasses.asdict(verified.figures), found
 
 
 def _planned(tokens: ShardTokens, spec: CaptureSpec) -> PlannedShard:

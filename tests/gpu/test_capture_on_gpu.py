@@ -73,10 +73,12 @@ def test_every_row_is_counted(captured: tuple) -> None:
     assert max(c.receipt.chunks for c in receipts) >= 5
 
 
-def test_captured_layers_are_what_the_entry_hooks_saw(captured: tuple) -> None:
-    differences = [c.prehook[str(k)] for c in captured[2] for k in LAYERS]
-    print("largest distance from the entry hooks:", max(differences))
-    assert max(differences) < 2**-7
+def test_captured_layers_are_what_a_second_reading_gives(captured: tuple) -> None:
+    differences = [distance for c in captured[2] for distance in c.opinions.values()]
+    print("largest distance from a second reading:", max(differences))
+    assert max(differences) < 2**-5
+    # SGLang's own capture reaches neither r_0 nor r_N; the model's norm judges r_N.
+    assert {name for c in captured[2] for name in c.opinions} == {f"r_{k}" for k in LAYERS[1:]}
 
 
 def test_the_last_states_give_the_servers_own_next_tokens(

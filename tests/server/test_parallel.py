@@ -214,8 +214,9 @@ def test_the_layers_inside_a_multimodal_wrapper_are_found(tmp_path: Path) -> Non
         shard, captured, refused = capture(running, samples(), kind=protocol.SELF_TEST)
         assert not refused
         assert rows_on_disk(shard) == sum(map(len, samples()))
-        assert {k: v for c in captured for k, v in c.prehook.items()} == {
-            "2": 0.0,
-            "3": 0.0,
-            "4": 0.0,
+        assert {k: v for c in captured for k, v in c.opinions.items()} == {
+            "r_2": 0.0,
+            "r_3": 0.0,
+            "r_4": 0.0,
+            "r_6": 0.0,
         }

@@ -52,7 +52,9 @@ def test_a_right_server_passes_and_says_what_it_is(server: Running) -> None:
     assert found["settings"]["numbers"]["kv_cache_dtype"] == "float32"
     assert found["settings"]["numbers"]["weight_dtypes"] == "['float32']"
     assert found["settings"]["kernels"]["attention_backend"] == "torch_native"
-    assert found["self_test"]["hook_distance"] == 0.0
+    for name in ("norm_distance", "own_capture_distance", "embedding_distance"):
+        assert found["self_test"][name] < 1e-6, name
+    assert found["self_test"]["own_capture_missing"] == ""
     assert found["self_test"]["repeat_distance"] < 1e-4
     assert not (server.endpoint.root / ".selftest").exists()
 
@@ -129,7 +131,7 @@ def faulty(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
     path = os.pathsep.join([str(FAULTS), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {"PYTHONPATH": path, "DRAFTSTATES_TEST_FAULT": str(root / "fault")}
     with serve(
-        spec_for(qwen3, layers=(1, 3, 5)),
+        spec_for(qwen3, layers=(0, 1, 3, 6)),
         folder=qwen3,
         root=root,
         environment=environment,
@@ -142,7 +144,10 @@ def faulty(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
     ("fault", "message"),
     [
         ("none", None),
-        ("one_layer_off", "as captured differs by"),
+        ("one_layer_off", "r_1 as captured differs by .* SGLang's own capture"),
+        ("residual_left_out", "r_6: the model's own norm of it differs by"),
+        ("embedding_scaled_twice", "r_0 differs by .* from the embedding on the disk"),
+        ("other_the_second_time", "the same prompts, captured twice, differ by"),
         ("pre_norm_labelled_post_norm", "alignment"),
         ("rows_of_another_request", "alignment|prefix"),
         ("shifted_by_one", "alignment|prefix"),

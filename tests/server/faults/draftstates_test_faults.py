@@ -35,59 +35,53 @@ def serve_text_only(result: object, config: object, *args: object, **kwargs: obj
 
 
 def plant() -> None:
-    load, states, copy, put = (
-        Recorder.after_load_model,
-        Recorder._states,
-        Recorder._copy,
-        Writers.put,
-    )
-    seen: dict[str, torch.Tensor] = {}
+    copy, put = Recorder._copy, Writers.put
+    enter, enter_norm = taps.Taps._enter, taps.Taps._enter_norm
 
-    def load_and_watch(self: Recorder, result: object, runner: object, *args: object) -> None:
-        load(self, result, runner, *args)
-        _, stack = taps.text_model(runner.model)
-        off = self._settings.spec.residual_layers[0] + 1
+    def other_layer(self: taps.Taps, k: int, *rest: object) -> None:
+        """Exchange the states of a captured layer and of the layer after it."""
+        first = self._layers[1]
+        if fault() == "one_layer_off" and k in (first, first + 1):
+            k = {first: first + 1, first + 1: first}[k]
+        enter(self, k, *rest)
 
-        def entry(module: object, positional: tuple, named: dict) -> None:
-            batch = next(a for a in (*positional, *named.values()) if hasattr(a, "forward_mode"))
-            seen["one layer off"] = taps._residual_stream(positional, named, batch)
-
-        def norm(module: object, positional: tuple) -> None:
-            seen["pre-norm"] = sum(positional[:2])
-
-        stack.layers[off].register_forward_pre_hook(entry, with_kwargs=True)
-        stack.norm.register_forward_pre_hook(norm)
-
-    def faulty_states(self: Recorder, final: torch.Tensor, aux: object, read: dict) -> dict:
-        found = states(self, final, aux, read)
-        layers = self._settings.spec.residual_layers
-        match fault():
-            case "one_layer_off":
-                found[layers[0]] = seen["one layer off"]
-            case "pre_norm_labelled_post_norm":
-                found["final"] = seen["pre-norm"]
-        return found
+    def stale_residual(self: taps.Taps, call: object, adds: bool, *rest: object) -> None:
+        """Take for r_N what the norm is given beside the residual that it adds."""
+        enter_norm(self, call, adds and fault() != "residual_left_out", *rest)
 
     def faulty_copy(
-        self: Recorder, segments: list, states: dict, ids: torch.Tensor, *, rows: int
+        self: Recorder,
+        segments: list,
+        hidden: torch.Tensor,
+        final: torch.Tensor,
+        ids: torch.Tensor,
+        *,
+        rows: int,
     ) -> None:
-        first = self._settings.spec.residual_layers[0]
         match fault():
+            case "pre_norm_labelled_post_norm":
+                # r_N is the last of the captured layers.
+                final = hidden[:, -1].contiguous()
             case "rows_of_another_request":
-                states = {name: tensor.flip(0) for name, tensor in states.items()}
+                hidden, final = hidden.flip(0), final.flip(0)
             case "shifted_by_one":
-                states = {name: tensor.roll(1, 0) for name, tensor in states.items()}
+                hidden, final = hidden.roll(1, 0), final.roll(1, 0)
             case "zero_row":
-                states = {name: tensor.clone() for name, tensor in states.items()}
-                states["final"][0] = 0
+                final[0] = 0
             case "nan":
-                states = {name: tensor.clone() for name, tensor in states.items()}
-                states[first][0, 0] = float("nan")
+                hidden = hidden.clone()
+                hidden[0, 0, 0] = float("nan")
             case "exception":
                 raise RuntimeError("planted")
             case "other_ids":
                 ids = ids.roll(1)
-        copy(self, segments, states, ids, rows=rows)
+            case "embedding_scaled_twice":
+                hidden = hidden.clone()
+                hidden[:, 0] *= 2
+            case "other_the_second_time" if "/second/" in segments[0][0].file:
+                hidden = hidden.clone()
+                hidden[:, 1] *= 1.1
+        copy(self, segments, hidden, final, ids, rows=rows)
 
     def faulty_put(self: Writers, job: object) -> None:
         if fault() == "lost_chunk" and job.start == 0 and job.destination.rows > job.rows:
@@ -95,9 +89,5 @@ def plant() -> None:
             return
         put(self, job)
 
-    Recorder.after_load_model, Recorder._states, Recorder._copy, Writers.put = (
-        load_and_watch,
-        faulty_states,
-        faulty_copy,
-        faulty_put,
-    )
+    Recorder._copy, Writers.put = faulty_copy, faulty_put
+    taps.Taps._enter, taps.Taps._enter_norm = other_layer, stale_residual

@@ -7,6 +7,7 @@ import pytest
 
 from draftstates.capture.admission import answering
 from draftstates.capture.recorder import Recorder
+from draftstates.capture.taps import Reading
 from draftstates.extract import protocol
 from draftstates.extract.protocol import ANSWER_KEY, Destination
 
@@ -54,7 +55,7 @@ def test_a_refused_request_is_not_written_and_its_neighbour_is() -> None:
         extend_prefix_lens_cpu=[0, 0], extend_seq_lens_cpu=[3, 2], input_ids=None
     )
     destinations = [protocol.parse_rid(OURS), other]
-    first, second = recorder._record(batch, destinations, {})
+    first, second = recorder._record(batch, destinations, Reading((1,)), None)
     assert first["error"] == "the weights were changed"
     assert "error" not in second
     assert opened == ["b"]

@@ -97,8 +97,8 @@ def test_a_vocabulary_larger_than_the_models_is_named(tmp_path: Path) -> None:
 
 
 def test_a_norm_that_is_not_known_is_named(tmp_path: Path) -> None:
-    model = norm_model(tmp_path / "model", model_type="gemma")
-    with pytest.raises(UserError, match="exports.specforge: .*model_type 'gemma' is not known"):
+    model = norm_model(tmp_path / "model", model_type="of-others")
+    with pytest.raises(UserError, match="exports.specforge: .*model_type 'of-others' is not known"):
         check_exports(configured(model, specforge={}), spec=capture_spec(final_norm="pre_norm"))
 
 

@@ -1,11 +1,15 @@
 """The final norm is the model's, and the wanted final state is stored, found, normed or refused."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 from model_folders import HIDDEN, make, make_wrapped, tensors
+from transformers.models.cohere.modeling_cohere import CohereLayerNorm
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.nemotron.modeling_nemotron import NemotronLayerNorm1P
 
 from draftstates.errors import UserError
 from draftstates.model.final_norm import FinalNorm, find_final
@@ -21,6 +25,51 @@ def test_the_norm_is_the_one_that_the_model_applies(tmp_path: Path) -> None:
     rows = torch.randn(5, HIDDEN)
     torch.testing.assert_close(norm(rows), model(rows))
     assert norm(rows.bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("model_type", "extra", "bias"),
+    [
+        ("gemma2", {}, False),
+        ("cohere", {"layer_norm_eps": 1e-3, "rms_norm_eps": None}, False),
+        ("stablelm", {"layer_norm_eps": 1e-3, "rms_norm_eps": None}, True),
+        ("nemotron", {"norm_eps": 1e-3, "rms_norm_eps": None}, True),
+        ("minicpm", {"dim_model_base": 4}, False),
+    ],
+)
+def test_other_norms_are_those_of_hugging_face(
+    tmp_path: Path, model_type: str, extra: dict, bias: bool
+) -> None:
+    weights = tensors()
+    if bias:
+        weights["model.norm.bias"] = torch.randn(HIDDEN)
+    model = make(tmp_path / "a", config={"model_type": model_type, **extra}, weights=weights)
+    norm = FinalNorm.from_model(model)
+    theirs = {
+        "gemma2": lambda: Gemma2RMSNorm(HIDDEN, eps=norm.eps),
+        "cohere": lambda: CohereLayerNorm(HIDDEN, eps=1e-3),
+        "stablelm": lambda: torch.nn.LayerNorm(HIDDEN, eps=1e-3),
+        "nemotron": lambda: NemotronLayerNorm1P(HIDDEN, eps=1e-3),
+        "minicpm": lambda: LlamaRMSNorm(HIDDEN, eps=norm.eps),
+    }[model_type]()
+    theirs.weight.data = weights["model.norm.weight"]
+    if bias:
+        theirs.bias.data = weights["model.norm.bias"]
+    rows = torch.randn(5, HIDDEN)
+    scale = 4 / HIDDEN if model_type == "minicpm" else 1.0
+    torch.testing.assert_close(norm(rows), theirs(rows) * scale)
+
+
+def test_norms_of_other_formulas_have_another_content() -> None:
+    norms = [
+        NORM,
+        dataclasses.replace(NORM, kind="rms_plus_one"),
+        dataclasses.replace(NORM, scale=0.5),
+        dataclasses.replace(NORM, bias=torch.zeros(HIDDEN)),
+        dataclasses.replace(NORM, eps=1e-6),
+        dataclasses.replace(NORM, weight=NORM.weight + 1),
+    ]
+    assert len({norm.content() for norm in norms}) == len(norms)
 
 
 def test_a_wrapped_models_norm_is_found(tmp_path: Path) -> None:

@@ -48,13 +48,23 @@ def test_a_quantised_head_is_refused(tmp_path: Path) -> None:
         read_head(quantised, final_norm="post_norm")
 
 
-def test_families_that_are_not_known_are_refused_before_any_weight_is_read(tmp_path: Path) -> None:
-    capped = make(tmp_path / "c", config={"final_logit_softcapping": 30.0})
-    with pytest.raises(UserError, match="final_logit_softcapping: 30.0"):
-        read_head(capped, final_norm="post_norm")
-    gemma = make(tmp_path / "g", config={"model_type": "gemma2"})
-    with pytest.raises(UserError, match="final norm of model_type 'gemma2' is not known"):
-        read_head(gemma, final_norm="pre_norm")
+def test_a_family_whose_norm_is_not_known_is_refused_before_any_weight_is_read(
+    tmp_path: Path,
+) -> None:
+    other = make(tmp_path / "g", config={"model_type": "of-others"})
+    with pytest.raises(UserError, match="final norm of model_type 'of-others' is not known"):
+        read_head(other, final_norm="pre_norm")
+
+
+def test_logits_are_scaled_and_capped_as_the_model_does(tmp_path: Path) -> None:
+    plain = read_head(make(tmp_path / "a"), final_norm="post_norm")
+    scales = {"final_logit_softcapping": 3.0, "logits_scaling": 4.0}
+    head = read_head(make(tmp_path / "b", config=scales), final_norm="post_norm")
+    inputs = torch.randn(3, HIDDEN)
+    product = plain.logits(inputs, dtype=torch.float32)
+    torch.testing.assert_close(
+        head.logits(inputs, dtype=torch.float32), 3 * torch.tanh(product / 4 / 3)
+    )
 
 
 def test_logits_are_those_of_the_whole_weight_in_the_servers_dtype(

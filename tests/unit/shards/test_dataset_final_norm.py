@@ -30,8 +30,8 @@ def test_post_norm_is_made_from_pre_norm_as_the_model_makes_it(tmp_path: Path) -
 
 
 def test_a_norm_of_an_unknown_family_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="final norm of model_type 'gemma3' is not known"):
-        FinalNorm.from_model(ModelFolder(norm_model(tmp_path, model_type="gemma3")))
+    with pytest.raises(UserError, match="final norm of model_type 'of-others' is not known"):
+        FinalNorm.from_model(ModelFolder(norm_model(tmp_path, model_type="of-others")))
 
 
 def test_pre_norm_is_not_guessed_from_post_norm(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from synthetic import capture_spec
 
+from draftstates.model.family import LogitForm
 from draftstates.model.final_norm import FinalNorm
 from draftstates.model.head import Head
 from draftstates.verify.alignment import (
@@ -89,6 +90,38 @@ def test_every_sample_of_an_honest_server_passes_with_room(
     )
     assert findings == []
     assert 0 < share < 0.95
+
+
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "form",
+    [
+        LogitForm(scale=1 / 8),
+        LogitForm(scale=0.3),
+        LogitForm(cap=30.0),
+        LogitForm(scale=0.5, cap=10.0),
+    ],
+    ids=str,
+)
+def test_scaled_and_capped_logits_pass_and_those_of_another_scale_do_not(
+    form: LogitForm, compute: torch.dtype
+) -> None:
+    states, _, plain, rounding = _serve(compute, compute, "post_norm")
+    logits = (states.float() @ plain.weight.to(compute).float().T).to(compute)
+    if form.scale != 1:
+        logits = logits * form.scale
+    # As SGLang does, the cap is computed in float32.
+    capped = LogitForm(cap=form.cap)(logits.float())
+    best = capped.log_softmax(-1).topk(5)
+    top = [
+        list(zip(t, v, strict=True))
+        for t, v in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+    head = dataclasses.replace(plain, form=form)
+    assert _bad(states, top, head, rounding) == 0
+    assert _bad(states.roll(1, 0), top, head, rounding) > 0.9 * SAMPLES
+    other = dataclasses.replace(form, scale=1.5 * form.scale)
+    assert _bad(states, top, dataclasses.replace(plain, form=other), rounding) > 0.9 * SAMPLES
 
 
 def test_logarithms_that_round_coarser_than_small_logits_pass() -> None:

@@ -1,0 +1,52 @@
+"""Kinds of servers that the taps do not reach, told by what the loaded runner holds.
+
+A flag may have another name, or be SGLang's own choice; these are the facts that follow from it.
+What is not known here is caught at the first capture: a tap that sees no rows, or other rows than
+the batch has, refuses the request.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from draftstates.capture.seams import find
+
+
+def unreachable(runner: Any, parallel: Any) -> Iterator[str]:
+    """Yield why the states of this server's layers cannot be read; nothing for a server that works.
+
+    Args:
+        runner: SGLang's `ModelRunner`, loaded.
+        parallel: SGLang's parallel context.
+    """
+    if parallel.pp_size > 1:
+        yield (
+            "it is pipeline parallel, so that no rank sees all layers; use tensor or data parallel"
+        )
+    context = {"context parallel": "attn_cp_size", "decode context parallel": "dcp_size"}
+    for kind, name in context.items():
+        if (getattr(parallel, name, 1) or 1) > 1:
+            yield f"it is {kind}, so that a rank sees a part of a sequence; use tensor parallel"
+    algorithm = getattr(runner, "spec_algorithm", None)
+    if algorithm is not None and not algorithm.is_none():
+        yield "it decodes speculatively, with a second model; start it without a drafter"
+    sequence_parallel = find(("sglang.srt.layers.layernorm_sp", "layernorm_sp_enabled"))
+    if sequence_parallel is not None and sequence_parallel():
+        yield "its norms are sequence parallel, so that a rank sees a part of the rows"
+    overlap = getattr(_settings("get_exec"), "overlap", None)
+    if getattr(overlap, "enable_two_batch_overlap", False) or getattr(
+        runner.server_args, "enable_two_batch_overlap", False
+    ):
+        yield "it overlaps two batches, whose layers do not run one after the other"
+    split = _settings("get_disagg")
+    if getattr(split, "enable_pdmux", False):
+        yield "it multiplexes prefill and decode (pdmux), whose layers do not run in one pass"
+    if getattr(split, "disaggregation_mode", "null") not in (None, "null"):
+        yield (
+            "its prefill and decode are disaggregated: it answers no request by itself; start a"
+            " server of its own"
+        )
+
+
+def _settings(name: str) -> Any:
+    get = find(("sglang.srt.runtime_context", name))
+    return get() if get is not None else None

@@ -1,0 +1,140 @@
+"""The recorder writes what the taps read, hands on memory of our own, and answers a request whose
+states it cannot use.
+"""
+
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from synthetic import capture_spec
+from toy_model import FILE, LAYERS, TOKENS, Model, Pair, batch, expected
+
+from draftstates.capture.admission import Admission
+from draftstates.capture.blocks import BlockPool
+from draftstates.capture.files import Destinations
+from draftstates.capture.own_capture import OwnCapture
+from draftstates.capture.recorder import Recorder
+from draftstates.capture.settings import CaptureSettings
+from draftstates.capture.taps import Reading, Taps
+from draftstates.capture.writer import Writers
+from draftstates.extract import protocol
+from draftstates.extract.protocol import Destination
+from draftstates.shards import layout
+
+
+def _recorder(final_norm: str) -> Recorder:
+    spec = capture_spec(
+        layers=(1, 4), num_layers=4, hidden_size=8, final_norm=final_norm, stored_dtype="float32"
+    )
+    settings = CaptureSettings(root=Path("/nonexistent"), spec=spec)
+    return Recorder(settings, Admission(settings))
+
+
+def test_the_final_state_is_a_copy_that_the_models_buffer_cannot_change() -> None:
+    states = torch.randn(5, 8)
+    final = _recorder("post_norm")._final(states, Reading((1, 4)))
+    kept = states.clone()
+    states.zero_()
+    assert torch.equal(final, kept)
+
+
+def test_the_pre_norm_state_is_r_n_in_rows_of_its_own() -> None:
+    rows = torch.randn(5, 2, 8)
+    reading = Reading((1, 4), rows=rows, read={1, 4})
+    final = _recorder("pre_norm")._final(torch.zeros(5, 8), reading)
+    assert torch.equal(final, rows[:, 1])
+    assert final.is_contiguous()
+
+
+def test_a_request_whose_states_were_not_read_is_answered_with_the_reason() -> None:
+    ours = Destination(file="a", first_row=0, rows=5, ids_hash="i", attempt="1")
+    batch = SimpleNamespace(
+        extend_prefix_lens_cpu=[0, 0], extend_seq_lens_cpu=[5, 3], input_ids=torch.arange(8)
+    )
+    reading = Reading((1, 4), error="r_1: expected 8 rows")
+    answers = _recorder("post_norm")._record(batch, [ours, None], reading, torch.zeros(8, 8))
+    assert answers[0]["error"] == "r_1: expected 8 rows"
+    assert answers[1] == {}
+
+
+def _running(root: Path, model: Model) -> Recorder:
+    """Return a recorder of r_0, r_2 and r_N as it is after loading, and lay its shard out."""
+    spec = capture_spec(
+        layers=(0, 2, 4),
+        num_layers=LAYERS,
+        hidden_size=8,
+        final_norm="post_norm",
+        stored_dtype="float32",
+    )
+    (root / FILE).parent.mkdir(parents=True)
+    layout.create(
+        root / FILE,
+        spec=spec,
+        shard_id="s",
+        sample_ids=["a"],
+        lengths=[TOKENS],
+        input_ids=np.arange(TOKENS, dtype=np.int32),
+        loss_mask=np.ones(TOKENS),
+    )
+    # Blocks of two rows: a sample lies in several.
+    settings = CaptureSettings(root=root, spec=spec, block_bytes=300)
+    recorder = Recorder(settings, Admission(settings))
+    recorder._taps = Taps(
+        model,
+        layers=spec.residual_layers,
+        num_layers=LAYERS,
+        hidden_size=8,
+        dtype=torch.float32,
+        final_norm=spec.final_norm,
+    )
+    recorder._own, recorder._final_scale, recorder._stream = OwnCapture(model, [2]), 1.0, None
+    recorder._destinations = Destinations(settings)
+    recorder._writers = Writers(recorder._destinations, threads=1)
+    recorder._pool = BlockPool(total_bytes=1 << 12, block_bytes=300, pinned=False)
+    return recorder
+
+
+@torch.no_grad()
+def test_a_pass_of_the_model_becomes_rows_on_the_disk_and_second_opinions(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Model(Pair)
+    recorder, ids = _running(tmp_path, model), torch.arange(TOKENS)
+    states = expected(model, ids)
+    asked = batch()
+    final, aux = model(ids, None, asked)
+    result = SimpleNamespace(customized_info=None)
+    recorder.after_logits(result, None, ids, final, None, asked, aux)
+    (text,) = result.customized_info[protocol.ANSWER_KEY]
+    answer = json.loads(text)
+    assert "error" not in answer
+    assert answer["no_capture"] == ""
+    assert sorted(answer["opinions"]) == ["r_2", "r_4"]
+    assert max(answer["opinions"].values()) < 1e-6
+    shard, reader = layout.Shard(tmp_path / FILE), _receipts(tmp_path)
+    assert reader[0].checksum == shard.checksum(0)
+    for position, k in enumerate((0, 2, 4)):
+        torch.testing.assert_close(shard.sample(0)["hidden_states"][:, position], states[k])
+    assert torch.equal(shard.sample(0)["final_hidden_state"], final)
+
+
+def _receipts(root: Path) -> list[protocol.Receipt]:
+    reader = protocol.ReceiptReader(protocol.receipts_path(root / FILE))
+    deadline, found = time.monotonic() + 10, []
+    while not found and time.monotonic() < deadline:
+        time.sleep(0.01)
+        found = reader.new()
+    return found
+
+
+@torch.no_grad()
+def test_a_pass_that_no_tap_saw_is_answered_and_nothing_is_written(tmp_path: Path) -> None:
+    model = Model(Pair)
+    recorder, asked = _running(tmp_path, model), batch(protocol.PLAIN)
+    result = SimpleNamespace(customized_info=None)
+    recorder.after_logits(result, None, asked.input_ids, torch.randn(TOKENS, 8), None, asked)
+    (text,) = result.customized_info[protocol.ANSWER_KEY]
+    assert "no tap saw this pass" in json.loads(text)["error"]
+    assert not protocol.receipts_path(tmp_path / FILE).exists()

@@ -1,0 +1,35 @@
+"""One prompt of the self-test is longer than a chunk and than 2,048 rows, where there is room."""
+
+import pytest
+
+from draftstates.verify.prompts import prompt_lengths
+
+SHORT = (10, 64, 300)
+
+
+@pytest.mark.parametrize(
+    ("info", "text", "longest"),
+    [
+        ({"chunked_prefill_size": 8192, "device": "cuda"}, {}, 8292),
+        ({"chunked_prefill_size": 512, "device": "cuda"}, {}, 2148),
+        ({"chunked_prefill_size": -1, "device": "cuda"}, {}, 2148),
+        ({"chunked_prefill_size": 8192, "device": "cuda", "context_length": 4096}, {}, 4095),
+        ({"chunked_prefill_size": 8192}, {"max_position_embeddings": 2048}, 2047),
+        ({"chunked_prefill_size": 512, "device": "cpu"}, {}, 612),
+    ],
+)
+def test_the_longest_prompt_crosses_what_changes_with_length(
+    info: dict, text: dict, longest: int
+) -> None:
+    assert prompt_lengths(info, text) == (*SHORT, longest)
+
+
+@pytest.mark.parametrize(
+    ("info", "text"),
+    [
+        ({"chunked_prefill_size": 8192, "device": "cpu"}, {}),
+        ({"chunked_prefill_size": 8192}, {"max_position_embeddings": 256}),
+    ],
+)
+def test_without_room_or_on_a_slow_cpu_the_prompts_are_short(info: dict, text: dict) -> None:
+    assert prompt_lengths(info, text) == SHORT
