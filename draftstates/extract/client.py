@@ -88,6 +88,10 @@ class CaptureFailed(Exception):
     """Failure of one attempt at one sample; the message names expected and found values."""
 
 
+class WaitedInVain(UserError):
+    """The error for a server that answers, but does not say in time what it has written."""
+
+
 class NoReceipt(CaptureFailed):
     """Answer without a receipt in time: the server's disk is full, or it writes another file."""
 
@@ -104,6 +108,8 @@ class Client:
         self._room = asyncio.Condition()
         self._seconds = request_seconds
         self._receipts: dict[Path, tuple[protocol.ReceiptReader, dict[str, protocol.Receipt]]] = {}
+        # whether an attempt was answered and its receipt did not come
+        self.waited_in_vain = False
 
     async def __aenter__(self) -> "Client":
         headers = (
@@ -146,6 +152,7 @@ class Client:
             except CaptureFailed as failure:
                 reasons[position] = str(failure)
                 if isinstance(failure, NoReceipt):
+                    self.waited_in_vain = True
                     in_vain.set()
 
         async def first_attempt(position: int) -> None:
@@ -267,7 +274,7 @@ class Client:
         """Wait until the server has reported that all rows of `shard` are on the disk.
 
         Raises:
-            UserError: the server did not report it in time.
+            WaitedInVain: the server did not report it in time.
         """
         deadline = time.monotonic() + _SYNC_DEADLINE_SECONDS
         while True:
@@ -275,7 +282,7 @@ class Client:
             if self._receipts[shard][0].synced_rows == rows:
                 return
             if time.monotonic() > deadline:
-                raise UserError(
+                raise WaitedInVain(
                     f"{shard}: the server did not report its {rows} rows as synced within"
                     f" {_SYNC_DEADLINE_SECONDS:.0f} s"
                 )
