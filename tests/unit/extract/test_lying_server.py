@@ -133,7 +133,13 @@ def test_whatever_the_receipt_is_a_sample_is_failed_by_name(line: bytes) -> None
 
 @pytest.mark.parametrize(
     "sent",
-    [b"", b"\x00\xff", b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 999 \r\n\r\n", b"HTTP/1.1 200 OK\r\n"],
+    [
+        b"",
+        b"\x00\xff",
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 999 \r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n",
+    ],
 )
 def test_another_program_on_the_port_is_no_server(sent: bytes) -> None:
     async def go() -> tuple[str | None, str]:
