@@ -7,12 +7,14 @@
 # make lock   requirements.lock and envs/tools.lock, with uv; OPTIONS="--upgrade" takes newer versions
 # make schema   schemas/config.schema.yaml, from draftstates/config.py
 # make lint   style of code and rules
+# make audit   known vulnerabilities of the locked packages, with pip-audit; needs its service in the network
 # Each target sets up .venv by itself. To use another Python than python3: make demo PYTHON=python3.12
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 UV := .venv-lock/bin/uv
+AUDIT := .venv-lock/bin/pip-audit
 INSTALLED := $(VENV)/.installed
 DEMO_MODEL := models/SmolLM2-135M-Instruct
 
@@ -20,7 +22,7 @@ export PATH := $(BIN):$(PATH)
 # with it, every process would compile the package's own modules anew
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-cluster test-containers test-exports images lock schema lint install system-packages demo-model
+.PHONY: demo test test-cluster test-containers test-exports images lock schema lint audit install system-packages demo-model
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -67,6 +69,15 @@ lint: $(INSTALLED)
 	ruff format --check .
 	snakefmt --check Snakefile rules
 	snakemake --lint
+
+# The locks name every package, so pip-audit resolves and installs nothing. Local versions such as
+# +cpu are unknown to the service and are left out of the comparison.
+audit: $(AUDIT)
+	sed 's/+[a-z0-9.]*$$//' requirements.lock envs/tools.lock | sort -u > .venv-lock/audited.txt
+	$(AUDIT) --requirement .venv-lock/audited.txt --no-deps --disable-pip --strict $(OPTIONS)
+
+$(AUDIT): $(UV)
+	.venv-lock/bin/python -m pip install --quiet pip-audit==2.10.1
 
 install: $(INSTALLED)
 

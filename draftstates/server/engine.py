@@ -13,9 +13,9 @@ def server_info(url: str, *, api_key: str | None) -> dict:
     Raises:
         UserError: no server answers, or the server is not SGLang.
     """
-    request = urllib.request.Request(
-        f"{url}/server_info", headers={"Authorization": f"Bearer {api_key}"} if api_key else {}
-    )
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    # the configuration accepts http:// and https:// alone
+    request = urllib.request.Request(f"{url}/server_info", headers=headers)  # noqa: S310
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=60) as answer:
