@@ -70,11 +70,9 @@ lint: $(INSTALLED)
 	snakefmt --check Snakefile rules
 	snakemake --lint
 
-# The locks name every package, so pip-audit resolves and installs nothing. Local versions such as
-# +cpu are unknown to the service and are left out of the comparison.
+# The locks name every package, so pip-audit resolves and installs nothing.
 audit: $(AUDIT)
-	sed 's/+[a-z0-9.]*$$//' requirements.lock envs/tools.lock | sort -u > .venv-lock/audited.txt
-	$(AUDIT) --requirement .venv-lock/audited.txt --no-deps --disable-pip --strict $(OPTIONS)
+	$(AUDIT) --requirement requirements.lock --requirement envs/tools.lock --no-deps --disable-pip --strict $(OPTIONS)
 
 $(AUDIT): $(UV)
 	.venv-lock/bin/python -m pip install --quiet pip-audit==2.10.1
