@@ -81,10 +81,15 @@ def begin_run():
     """Lock the results folder before a job writes to it; start the processes beside the jobs."""
     try:
         ask.hold_results(RESULTS.root)
-    except (UserError, OSError) as error:
+        save_resolved(CONFIG)
+        ask.start_run(CONFIG, in_containers=IN_CONTAINERS)
+    except UserError as error:
         raise WorkflowError(str(error)) from None
-    save_resolved(CONFIG)
-    ask.start_run(CONFIG, in_containers=IN_CONTAINERS)
+    except OSError as error:
+        raise WorkflowError(
+            f"{error.filename or RESULTS.root}: {error.strerror}; make the results folder"
+            " writable and make room in it, or name another one in `results`"
+        ) from None
     say_each_minute(RESULTS.root, logger.info)
 
 
