@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -240,3 +241,10 @@ def shard_tokens(wildcards):
             " run again with --forcerun plan"
         )
     return path
+
+
+# Snakemake adds a traceback to an error of an input function, and none to an error here. A plan that
+# this command makes again may be damaged.
+if workflow.is_main_process and RESULTS.plan.exists():
+    if not {"plan", str(RESULTS.plan)} & set(sys.argv):
+        plan_as_of(os.stat(RESULTS.plan).st_mtime_ns)
