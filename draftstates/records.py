@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import AllowInfNan, PlainSerializer, WrapValidator
+from pydantic import PlainSerializer, WrapValidator
 
 from draftstates.documents import Document, InvalidField, Items, Record, sealed
 from draftstates.errors import UserError, capture_again
@@ -32,7 +32,6 @@ def _check_key(document: Any, read: Callable[[Any], CaptureSpec]) -> CaptureSpec
     return spec
 
 
-_Finite = Annotated[float, AllowInfNan(False)]
 # the spec's fields and their key
 _Capture = Annotated[CaptureSpec, WrapValidator(_check_key), PlainSerializer(CaptureSpec.document)]
 
@@ -227,7 +226,7 @@ class ReceiptEntry(Record):
     ids_hash: str
     checksum: str
     prompt_tokens: int | None = None
-    top: list[list[int | _Finite]] | None = None
+    top: list | None = None
     attempts: int | None = None
     copied_from: str | None = None
     position: int | None = None

@@ -167,6 +167,8 @@ def try_damage(
         copy = Finished(dataclasses.replace(finished.workspace, folder=folder), finished.samples)
         damaged = folder / path.relative_to(finished.workspace.folder)
         outcome = Outcome(kind, damage)
+        # published files have no write bits, which stop no disk and no root
+        damaged.chmod(0o644)
         DAMAGES[damage](damaged, other)
         _run(copy, outcome, damaged)
         for verify in (False, True):

@@ -52,6 +52,8 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
         **{"skipped": {"empty": 1}, "failed": {}, "examples": [], "image": None},
     }
     publish_accounting(accounting, path.with_suffix(".json"), tokens=path)
+    for published in (path, path.with_suffix(".json")):
+        published.chmod(0o644)
     return path
 
 
@@ -99,6 +101,7 @@ def test_damaged_tokens_of_a_shard_are_refused_by_name_or_read_as_they_were(
 ) -> None:
     plan(tokens)
     path = tokens.parent / "shards" / f"{SHARD}.parquet"
+    path.chmod(0o644)
     path.write_bytes(data.draw(damaged(path.read_bytes())))
     try:
         found = read_tokens(path, shard_id=SHARD)

@@ -313,6 +313,7 @@ def test_files_that_are_not_tokens_are_named(tmp_path: Path) -> None:
     publish_accounting(counts, accounting, tokens=source)
     with pytest.raises(UserError, match="missing part, sample_id"):
         make_plan([source], spec=SPEC, results=tmp_path, options=OPTIONS)
+    accounting.chmod(0o644)
     accounting.write_text(accounting.read_text().replace("3", "4"))
     with pytest.raises(UserError, match=r"a\.json: expected a source's accounting as it was wri"):
         make_plan([source], spec=SPEC, results=tmp_path, options=OPTIONS)
