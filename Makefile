@@ -8,12 +8,14 @@
 # make lock   requirements.lock and envs/tools.lock, with uv; OPTIONS="--upgrade" takes newer versions
 # make schema   schemas/config.schema.yaml, from draftstates/config.py
 # make lint   style of code and rules
+# make audit   known vulnerabilities of the locked packages, with pip-audit; needs its service in the network
 # Each target sets up .venv by itself. To use another Python than python3: make demo PYTHON=python3.12
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 UV := .venv-lock/bin/uv
+AUDIT := .venv-lock/bin/pip-audit
 INSTALLED := $(VENV)/.installed
 DEMO_MODEL := models/SmolLM2-135M-Instruct
 
@@ -21,7 +23,7 @@ export PATH := $(BIN):$(PATH)
 # with it, every process would compile the package's own modules anew
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-cluster test-containers test-families test-exports images lock schema lint install system-packages demo-model
+.PHONY: demo test test-cluster test-containers test-families test-exports images lock schema lint audit install system-packages demo-model
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -71,6 +73,13 @@ lint: $(INSTALLED)
 	ruff format --check .
 	snakefmt --check Snakefile rules
 	snakemake --lint
+
+# The locks name every package, so pip-audit resolves and installs nothing.
+audit: $(AUDIT)
+	$(AUDIT) --requirement requirements.lock --requirement envs/tools.lock --no-deps --disable-pip --strict $(OPTIONS)
+
+$(AUDIT): $(UV)
+	.venv-lock/bin/python -m pip install --quiet pip-audit==2.10.1
 
 install: $(INSTALLED)
 

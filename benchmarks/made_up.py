@@ -19,7 +19,7 @@ from draftstates import ids
 from draftstates.files import file_checksum
 from draftstates.records import Engine, Figures, Plan, Verified, VerifiedSamples
 from draftstates.shards.layout import Shard, create
-from draftstates.tokens.files import SCHEMA
+from draftstates.tokens.files import SCHEMA, publish_accounting
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 HIDDEN, VOCABULARY, LONGEST = 8, 64, 30
@@ -129,9 +129,8 @@ def write_tokens(path: Path, samples: int) -> None:
             writer.write_table(pa.Table.from_arrays(columns, schema=SCHEMA))
             tokens, targets = tokens + int(starts[-1]), targets + int(masks.sum())
     counts = {"rows_in": samples, "kept": samples, "samples": samples, "skipped": {}, "failed": {}}
-    path.with_suffix(".json").write_text(
-        json.dumps({**counts, "tokens": tokens, "supervised_tokens": targets})
-    )
+    counts |= {"tokens": tokens, "supervised_tokens": targets}
+    publish_accounting(counts, path.with_suffix(".json"), tokens=path)
 
 
 def make_shards(folder: Path) -> tuple[str, int]:

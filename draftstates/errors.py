@@ -9,12 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+# argparse ends with the same status where arguments are wrong, which is a lasting fault too
+LASTING_STATUS = 2
+
 
 class UserError(Exception):
     """A fault that the user can correct.
 
     The message names the file, row or sample, the expected and the found value, and a remedy.
     """
+
+
+class LastingError(UserError):
+    """A fault that a second attempt would meet again, so that none is worth its time."""
 
 
 class ShardRefused(UserError):
@@ -37,9 +44,10 @@ def capture_again(path: Path) -> str:
 def run_command(main: Callable[[], None]) -> None:
     """Call `main`, and report its errors to the user.
 
-    A `UserError`, or a file that the system refuses, becomes one line on stderr and exit status 1,
-    never a traceback. The signal TERM, as from `scancel` or at a time limit, raises SystemExit(143)
-    in `main`, so that `main` can clean up; a second TERM ends the process at once.
+    A `UserError`, or a file that the system refuses, becomes one line on stderr and exit status 1
+    (a `LastingError`: 2), never a traceback. The signal TERM, as from `scancel` or at a time limit,
+    raises SystemExit(143) in `main`, so that `main` can clean up; a second TERM ends the process at
+    once.
     """
     process = os.getpid()
 
@@ -53,6 +61,9 @@ def run_command(main: Callable[[], None]) -> None:
     before = signal.signal(signal.SIGTERM, leave)
     try:
         main()
+    except LastingError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(LASTING_STATUS)
     except UserError as error:
         sys.exit(f"error: {error}")
     except OSError as error:

@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shlex
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -136,11 +137,25 @@ def write_private(path: Path, content: dict[str, Any] | str) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the object in `path`, or None where the file does not exist."""
+    """Return the object in `path`, or None where the file does not exist.
+
+    Raises:
+        UserError: the file holds no JSON object.
+    """
     try:
-        return json.loads(path.read_text())
+        found = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
+    except (ValueError, RecursionError) as error:
+        raise _no_object(path, str(error)) from error
+    if not isinstance(found, dict):
+        raise _no_object(path, type(found).__name__)
+    return found
+
+
+def _no_object(path: Path, found: str) -> UserError:
+    remedy = f"remove the file, and run again: rm -f {shlex.quote(str(path))}"
+    return UserError(f"{path}: expected a JSON object, found {found}; {remedy}")
 
 
 @contextlib.contextmanager

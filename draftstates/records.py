@@ -14,7 +14,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import PlainSerializer, WrapValidator
 
-from draftstates.documents import Document, InvalidField, Items, Record
+from draftstates.documents import Document, InvalidField, Items, Record, sealed
 from draftstates.errors import UserError, capture_again
 from draftstates.files import first_difference, sync
 from draftstates.paths import Capture
@@ -360,11 +360,14 @@ class Manifest(Document):
     """The verified shards of a capture and the accounts of every row.
 
     Attributes:
+        samples_checksum: checksum of the table of samples beside the manifest.
         storage: of compact shards, how they are stored.
     """
 
     FORMAT = "draftstates.manifest"
+    VERSION = 3
     WHAT = "a manifest"
+    SEALED = True
 
     capture: _Capture
     engine: Engine
@@ -373,6 +376,7 @@ class Manifest(Document):
     checks: Figures
     images: Images
     shards: Items[ManifestShard]
+    samples_checksum: str
     storage: dict | None = None
 
     @classmethod
@@ -396,7 +400,7 @@ class Manifest(Document):
             "engine": engine["name"],
             "engine_version": engine["version"],
         }
-        return content
+        return sealed(content)
 
 
 def withdraw_manifest(capture_folder: Path, shard_ids: Collection[str], reason: str) -> None:

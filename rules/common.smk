@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -81,10 +82,15 @@ def begin_run():
     """Lock the results folder before a job writes to it; start the processes beside the jobs."""
     try:
         ask.hold_results(RESULTS.root)
-    except (UserError, OSError) as error:
+        save_resolved(CONFIG)
+        ask.start_run(CONFIG, in_containers=IN_CONTAINERS)
+    except UserError as error:
         raise WorkflowError(str(error)) from None
-    save_resolved(CONFIG)
-    ask.start_run(CONFIG, in_containers=IN_CONTAINERS)
+    except OSError as error:
+        raise WorkflowError(
+            f"{error.filename or RESULTS.root}: {error.strerror}; make the results folder"
+            " writable and make room in it, or name another one in `results`"
+        ) from None
     say_each_minute(RESULTS.root, logger.info)
 
 
@@ -235,3 +241,10 @@ def shard_tokens(wildcards):
             " run again with --forcerun plan"
         )
     return path
+
+
+# Snakemake adds a traceback to an error of an input function, and none to an error here. A plan that
+# this command makes again may be damaged.
+if workflow.is_main_process and RESULTS.plan.exists():
+    if not {"plan", str(RESULTS.plan)} & set(sys.argv):
+        plan_as_of(os.stat(RESULTS.plan).st_mtime_ns)

@@ -136,9 +136,30 @@ def capture(model: Path, *, samples: int = 12, seed: int = 0, **changes: str) ->
         np.append(draw.integers(10, VOCABULARY, n - 1), END_TOKEN).astype(np.int32) for n in lengths
     ]
     masks = [(np.arange(n) % 3 > 0).astype(np.uint8) for n in lengths]
+    return states_of(tokens, masks, spec=spec, model=model, seed=seed)
+
+
+def states_of(
+    tokens: list[np.ndarray],
+    masks: list[np.ndarray],
+    *,
+    spec: CaptureSpec,
+    model: Path,
+    seed: int = 0,
+) -> Captured:
+    """Make states of these samples that verification accepts.
+
+    Args:
+        tokens: ids of each sample, int32 [n].
+        masks: mask of each sample, uint8 [n].
+        model: folder with the final norm and the head.
+    """
+    lengths = [len(part) for part in tokens]
     generator = torch.Generator().manual_seed(seed)
     hidden = [
-        torch.randn(n, len(LAYERS), HIDDEN, generator=generator).to(spec.torch_dtype)
+        torch.randn(n, len(spec.residual_layers), spec.hidden_size, generator=generator).to(
+            spec.torch_dtype
+        )
         for n in lengths
     ]
     final, top = zip(*(_final_states(model, n, generator, spec) for n in lengths), strict=True)
@@ -179,7 +200,10 @@ def _final_states(
     weights = load_file(model / "model.safetensors")
     compute = torch_dtype(spec.compute_dtype)
     head, norm = weights["lm_head.weight"].to(compute), weights["model.norm.weight"].to(compute)
-    residual = torch.randn(rows, HIDDEN, generator=generator) * 3 + 5 * head[END_TOKEN + 1].float()
+    residual = (
+        torch.randn(rows, spec.hidden_size, generator=generator) * 3
+        + 5 * head[END_TOKEN + 1].float()
+    )
     residual = residual.to(compute)
     wide = residual.float()
     normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)).to(compute) * norm

@@ -2,8 +2,9 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +12,9 @@ import pyarrow.parquet as pq
 import torch
 
 from draftstates import ids
+from draftstates.documents import sealed
+from draftstates.files import file_checksum
+from draftstates.paths import samples_of
 from draftstates.records import (
     Accounting,
     Engine,
@@ -118,6 +122,7 @@ def manifest_with(
         ),
         images={},
         shards=tuple(shards),
+        samples_checksum="0" * 32,
     )
 
 
@@ -199,11 +204,24 @@ def write_manifest(
     tokens, supervised = sum(row["tokens"] for row in rows), sum(row["supervised"] for row in rows)
     counts = {"samples": len(rows), "tokens": tokens, "supervised_tokens": supervised}
     total = account(rows_in=len(rows), kept=len(rows), **counts)
-    dataclasses.replace(
-        manifest_with([], sources={"synthetic": total}), capture=spec, shards=tuple(entries)
-    ).publish(folder / "manifest.json")
     pq.write_table(pa.Table.from_pylist(rows), folder / "samples.parquet")
+    dataclasses.replace(
+        manifest_with([], sources={"synthetic": total}),
+        capture=spec,
+        shards=tuple(entries),
+        samples_checksum=file_checksum(folder / "samples.parquet"),
+    ).publish(folder / "manifest.json")
     return Synthetic(path=folder / "manifest.json", spec=spec, samples=samples)
+
+
+def change_manifest(
+    path: Path, change: Callable[[dict[str, Any]], object] = lambda document: None
+) -> None:
+    """Change a manifest as its writer would have written it: with the checksums of the result."""
+    document = json.loads(path.read_text())
+    change(document)
+    document["samples_checksum"] = file_checksum(samples_of(path))
+    path.write_text(json.dumps(sealed(document)))
 
 
 def small(

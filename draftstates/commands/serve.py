@@ -27,7 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY_YAML",
         help="print the command; the file says `api-key: <key>`",
     )
-    parser.add_argument("--host", default="0.0.0.0", help="address to bind, in the printed command")
+    # clients of a server that a person starts are on other nodes, and need its key
+    everywhere = "0.0.0.0"  # noqa: S104
+    parser.add_argument(
+        "--host", default=everywhere, help="address to bind, in the printed command"
+    )
     parser.add_argument(
         "--port", type=int, default=30000, help="port to bind, in the printed command"
     )

@@ -27,6 +27,7 @@ from draftstates.shards.compact import (
     compact_sample,
     write_compact,
 )
+from draftstates.shards.dataset import check_table
 from draftstates.shards.layout import Shard
 from draftstates.spec import CaptureSpec
 
@@ -58,6 +59,7 @@ def compact_manifest(
     if not (storage.fp8 or storage.supervised_rows):
         raise UserError("nothing to do: ask for fp8 or supervised_rows")
     top_token = _top_token(model_folder, document.capture) if storage.keep_top_token else None
+    check_table(manifest, document)
     table = pq.read_table(samples_of(manifest))
     checksums = dict(zip(_places(table), table["checksum"].to_pylist(), strict=True))
     shards = []
@@ -85,6 +87,7 @@ def compact_manifest(
             totals=dataclasses.replace(document.totals, bytes=sum(each.bytes for each in shards)),
         )
         _write_table(table, checksums, copy.samples)
+        document = dataclasses.replace(document, samples_checksum=file_checksum(copy.samples))
         document.publish(copy.manifest)
         builder.include(copy.samples.name, copy.manifest.name)
         builder.finish()

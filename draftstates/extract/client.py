@@ -7,10 +7,12 @@ arrives alone, before or after the others, would take a prefill pass of its own.
 import asyncio
 import dataclasses
 import json
+import math
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import numpy as np
@@ -90,6 +92,10 @@ class CaptureFailed(Exception):
     """Failure of one attempt at one sample; the message names expected and found values."""
 
 
+class WaitedInVain(UserError):
+    """The error for a server that answers, but does not say in time what it has written."""
+
+
 class NoReceipt(CaptureFailed):
     """Answer without a receipt in time: the server's disk is full, or it writes another file."""
 
@@ -106,6 +112,8 @@ class Client:
         self._room = asyncio.Condition()
         self._seconds = request_seconds
         self._receipts: dict[Path, tuple[protocol.ReceiptReader, dict[str, protocol.Receipt]]] = {}
+        # whether an attempt was answered and its receipt did not come
+        self.waited_in_vain = False
 
     async def __aenter__(self) -> "Client":
         headers = (
@@ -148,6 +156,7 @@ class Client:
             except CaptureFailed as failure:
                 reasons[position] = str(failure)
                 if isinstance(failure, NoReceipt):
+                    self.waited_in_vain = True
                     in_vain.set()
 
         async def first_attempt(position: int) -> None:
@@ -202,20 +211,22 @@ class Client:
         )
         meta = await self._generate(work, destination)
         answer = _answer(meta)
-        if meta["prompt_tokens"] != rows:
-            raise CaptureFailed(f"{rows} tokens sent, the server counted {meta['prompt_tokens']}")
+        prompt_tokens, cached_tokens = _count(meta, "prompt_tokens"), _count(meta, "cached_tokens")
+        if prompt_tokens != rows:
+            raise CaptureFailed(f"{rows} tokens sent, the server counted {prompt_tokens}")
+        top = _top_tokens(meta)
         receipt = await self._receipt(work.shard, destination)
-        _check_receipt(receipt, destination, cached_tokens=meta["cached_tokens"])
+        _check_receipt(receipt, destination, cached_tokens=cached_tokens)
         return Captured(
             work=work,
             receipt=receipt,
-            prompt_tokens=meta["prompt_tokens"],
-            top=[[token, logprob] for logprob, token, *_ in meta["output_top_logprobs"][0]],
+            prompt_tokens=prompt_tokens,
+            top=top,
             attempts=number,
-            opinions=answer.get("opinions"),
-            no_capture=answer.get("no_capture", ""),
-            settings=answer.get("settings"),
-            weights=answer.get("weights"),
+            opinions=_distances(answer),
+            no_capture=_optional(answer, "no_capture", str) or "",
+            settings=_optional(answer, "settings", dict),
+            weights=_optional(answer, "weights", str),
         )
 
     async def _generate(self, work: Work, destination: protocol.Destination) -> dict:
@@ -235,8 +246,8 @@ class Client:
                 text = await response.text()
                 if response.status != 200:
                     raise CaptureFailed(f"the server answered {response.status}: {text[:500]}")
-                return json.loads(text)["meta_info"]
-        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
+                return _meta_info(text)
+        except (aiohttp.ClientError, OSError, ValueError, LookupError) as error:
             raise CaptureFailed(
                 f"no answer from {self._endpoint.url}: {type(error).__name__}: {error}"
             ) from error
@@ -270,7 +281,7 @@ class Client:
         """Wait until the server has reported that all rows of `shard` are on the disk.
 
         Raises:
-            UserError: the server did not report it in time.
+            WaitedInVain: the server did not report it in time.
         """
         deadline = time.monotonic() + _SYNC_DEADLINE_SECONDS
         while True:
@@ -278,7 +289,7 @@ class Client:
             if self._receipts[shard][0].synced_rows == rows:
                 return
             if time.monotonic() > deadline:
-                raise UserError(
+                raise WaitedInVain(
                     f"{shard}: the server did not report its {rows} rows as synced within"
                     f" {_SYNC_DEADLINE_SECONDS:.0f} s"
                 )
@@ -293,17 +304,74 @@ def _order(work: Sequence[Work]) -> list[int]:
     return samples[:half] + [i for i in longest_first if work[i].prefix] + samples[half:]
 
 
+def _meta_info(text: str) -> dict:
+    """Return what an answer says about its request."""
+    try:
+        answer = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _unexpected("JSON", text) from error
+    meta = answer.get("meta_info") if isinstance(answer, dict) else None
+    if not isinstance(meta, dict):
+        raise _unexpected("an object `meta_info`", answer)
+    return meta
+
+
+def _unexpected(expected: str, found: object) -> CaptureFailed:
+    return CaptureFailed(f"the server's answer: expected {expected}, found {repr(found)[:200]}")
+
+
+def _count(meta: dict, name: str) -> int:
+    if type(found := meta.get(name)) is not int or found < 0:
+        raise _unexpected(f"a number `{name}`", found)
+    return found
+
+
+def _top_tokens(meta: dict) -> list[list[float]]:
+    """Return the most likely next tokens of an answer, [token id, log probability] each."""
+    found = meta.get("output_top_logprobs")
+    try:
+        top = [[token, float(logprob)] for logprob, token, *_ in found[0]]
+    except (TypeError, ValueError, LookupError) as error:
+        raise _unexpected("`output_top_logprobs`", found) from error
+    if len(top) != protocol.TOP_TOKENS or not all(
+        type(token) is int and token >= 0 and math.isfinite(logprob) for token, logprob in top
+    ):
+        raise _unexpected(f"{protocol.TOP_TOKENS} tokens in `output_top_logprobs`", found)
+    return top
+
+
+def _distances(answer: dict) -> dict[str, float] | None:
+    """Return how far the rows of a self-test request are from second readings."""
+    found = _optional(answer, "opinions", dict)
+    if found and not all(isinstance(value, int | float) for value in found.values()):
+        raise _unexpected("numbers by layer in `opinions`", found)
+    return found
+
+
+def _optional(answer: dict, name: str, kind: type) -> Any:
+    """Return a value of the plug-in's answer, which has this type or is missing."""
+    found = answer.get(name)
+    if found is not None and not isinstance(found, kind):
+        raise _unexpected(f"{kind.__name__} in `{name}`", found)
+    return found
+
+
 def _answer(meta: dict) -> dict:
     """Return the plug-in's own part of the answer."""
     values = meta.get(protocol.ANSWER_KEY)
-    answer = json.loads(values[-1]) if values else {}
+    try:
+        answer = json.loads(values[-1]) if values else {}
+    except (TypeError, ValueError, LookupError, RecursionError) as error:
+        raise _unexpected(f"JSON in `{protocol.ANSWER_KEY}`", values) from error
+    if not isinstance(answer, dict):
+        raise _unexpected(f"an object in `{protocol.ANSWER_KEY}`", values)
     if "plugin" not in answer:
         raise CaptureFailed(
             "the server answered without capturing: it was started without the draftstates plug-in"
             " or its settings"
         )
     if "error" in answer:
-        raise CaptureFailed(answer["error"])
+        raise CaptureFailed(str(answer["error"]))
     return answer
 
 

@@ -12,7 +12,7 @@ from draftstates.config import Checks, Extract
 from draftstates.containers import distinct, present_image
 from draftstates.errors import UserError
 from draftstates.extract import protocol
-from draftstates.extract.client import Captured, Client, Endpoint, Work
+from draftstates.extract.client import Captured, Client, Endpoint, WaitedInVain, Work
 from draftstates.extract.progress import Progress
 from draftstates.extract.reuse import Copied, copy_captured
 from draftstates.extract.staging import building_folder
@@ -246,14 +246,16 @@ async def capture(
         progress: called with the tokens of each finished sample.
 
     Raises:
-        UserError: names each sample that could not be captured, and why.
+        UserError: names each sample that could not be captured, and why; `WaitedInVain` if the
+            server answered and a receipt did not come.
     """
     async with Client(endpoint, tokens_in_flight=options.tokens_in_flight) as client:
         captured, reasons = await client.capture_all(
             work, retries=options.retries, progress=progress
         )
         if reasons:
-            raise UserError(_failure(work, reasons, options.retries))
+            error = WaitedInVain if client.waited_in_vain else UserError
+            raise error(_failure(work, reasons, options.retries))
         for path, count in rows.items():
             await client.synced(path, rows=count)
     return captured

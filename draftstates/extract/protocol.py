@@ -10,6 +10,7 @@ import json
 import os
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 from draftstates.errors import UserError
 
@@ -99,6 +100,20 @@ class Receipt:
     checksum: str
     error: str | None = None
 
+    def checked(self) -> "Receipt":
+        """Return the receipt, whose fields came out of a file.
+
+        Raises:
+            TypeError: a field is of another type.
+        """
+        for name in ("rid", "ids_hash", "checksum"):
+            _checked(name, getattr(self, name), str)
+        for name in ("rows", "chunks", "cached_tokens"):
+            _checked(name, getattr(self, name), int)
+        if self.error is not None:
+            _checked("error", self.error, str)
+        return self
+
     def line(self) -> bytes:
         return (json.dumps(dataclasses.asdict(self), separators=(",", ":")) + "\n").encode()
 
@@ -106,6 +121,12 @@ class Receipt:
 def kept_positions(rows: int) -> list[int]:
     """Return the positions of the rows of every layer that a self-test request keeps."""
     return [k for k in range(rows) if k < _KEPT or k >= rows - _KEPT]
+
+
+def _checked(name: str, value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{name}: expected {kind.__name__}, found {value!r:.60}")
+    return value
 
 
 def synced_line(rows: int) -> bytes:
@@ -150,14 +171,8 @@ class ReceiptReader:
         found = []
         while self._lines:
             try:
-                entry = json.loads(self._lines[0])
-                if "synced" in entry:
-                    self.synced_rows = entry["synced"]
-                elif "copied" in entry:
-                    self.copied_rows = entry["copied"]
-                else:
-                    found.append(Receipt(**entry))
-            except (ValueError, TypeError) as error:
+                self._take(json.loads(self._lines[0]), found)
+            except (ValueError, TypeError, RecursionError) as error:
                 if found:
                     # The lines before the bad one count. The next call names the bad line, and the
                     # call after that continues behind it.
@@ -169,6 +184,16 @@ class ReceiptReader:
                 ) from error
             self._lines.popleft()
         return found
+
+    def _take(self, entry: object, found: list[Receipt]) -> None:
+        if not isinstance(entry, dict):
+            raise TypeError(f"expected an object, found {type(entry).__name__}")
+        if "synced" in entry:
+            self.synced_rows = _checked("synced", entry["synced"], int)
+        elif "copied" in entry:
+            self.copied_rows = _checked("copied", entry["copied"], int)
+        else:
+            found.append(Receipt(**entry).checked())
 
     def _read(self) -> bytes:
         # The offset is explicit: other threads append through the descriptor and move its position.

@@ -46,7 +46,7 @@ class Failure:
             return f"error: ended by signal {self.signal.value} ({self.signal.name})"
         if lines := text.strip().splitlines():
             return f"error: {lines[-1].strip()}"
-        return "error: the log is empty: the job was killed, perhaps out of memory"
+        return "error: the log is empty: the job was killed (out of memory?), or the disk is full"
 
 
 class FailedJobs(logging.Handler):

@@ -5,9 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from draftstates.errors import UserError
+from draftstates.errors import LASTING_STATUS, UserError
 from draftstates.files import open_log, read_json, tail, write_private
 from draftstates.server.address import Address, health
+from draftstates.server.lasting import Failed, with_note
 from draftstates.server.launchers import fill
 from draftstates.server.processes import Process
 from draftstates.server.settings import ServerSettings
@@ -53,11 +54,13 @@ def external_address(settings: ServerSettings, state: State, *, owner: Process) 
     accepted = {"owner": str(owner), "fingerprint": settings.fingerprint}
     if read_json(state.accepted) == accepted:
         return address
+    if failed := Failed.read(state.failed):
+        failed.refuse(fingerprint=settings.fingerprint, owner=str(owner))
     if problem := health(address.url, seconds=_EXTERNAL_HEALTH_SECONDS):
         raise UserError(f"server.url: no server is ready at {address.url}: {problem}")
     address.write(state.candidate)
     if settings.selftest:
-        _run_selftest(settings, state)
+        _run_selftest(settings, state, owner=owner)
     write_private(state.accepted, accepted)
     return address
 
@@ -74,7 +77,7 @@ def _read_key(path: Path | None) -> str | None:
     return key
 
 
-def _run_selftest(settings: ServerSettings, state: State) -> None:
+def _run_selftest(settings: ServerSettings, state: State, *, owner: Process) -> None:
     command, environment = selftest_arguments(settings, state.candidate)
     state.selftest_log.unlink(missing_ok=True)
     output = open_log(state.selftest_log)
@@ -94,4 +97,12 @@ def _run_selftest(settings: ServerSettings, state: State) -> None:
     finally:
         os.close(output)
     if done.returncode:
-        raise UserError(selftest_failure(done.returncode, state.selftest_log))
+        lasting = done.returncode == LASTING_STATUS
+        failed = Failed(
+            error=with_note(selftest_failure(done.returncode, state.selftest_log), lasting=lasting),
+            lasting=lasting,
+            fingerprint=settings.fingerprint,
+            owners=(str(owner),),
+        )
+        failed.write(state.failed)
+        raise UserError(failed.error)

@@ -1,6 +1,7 @@
 """The address of a server: its file, its key and its health."""
 
 import dataclasses
+import http.client
 import urllib.request
 from pathlib import Path
 
@@ -70,5 +71,6 @@ def health(url: str, *, seconds: float) -> str | None:
     try:
         with opener.open(f"{url}/health", timeout=seconds) as answer:
             return None if answer.status == 200 else f"status {answer.status}"
-    except (OSError, ValueError) as error:
-        return str(error)
+    # another program may hold the port and speak no HTTP
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return str(error) or type(error).__name__

@@ -90,8 +90,8 @@ class LocalServer:
         os.close(output)
         os.close(report)
 
-    def death(self) -> str | None:
-        """Return how the server ended, or None while it runs.
+    def exit_code(self) -> int | None:
+        """Return the server's exit code, minus the signal that ended it, or None while it runs.
 
         Processes that the server left behind may still be ending.
         """
@@ -100,12 +100,7 @@ class LocalServer:
         except BlockingIOError:
             return None
         # an empty report means that the keeper itself was killed
-        code = int(reported) if reported else self._keeper.wait()
-        return (
-            f"was ended by {signal.Signals(-code).name}"
-            if code < 0
-            else f"exited with status {code}"
-        )
+        return int(reported) if reported else self._keeper.wait()
 
     def end(self) -> None:
         """Begin to end the whole tree of processes."""
@@ -123,9 +118,16 @@ class LocalServer:
         """Whether the keeper was killed: this process is then the parent of what is left."""
         return (self._keeper.poll() or 0) < 0
 
-    def last_lines(self) -> str:
+    def last_lines(self, lines: int = 20) -> str:
         """Return the last lines of the log, without those of earlier servers."""
-        return tail(self.log, start=self._log_start)
+        return tail(self.log, start=self._log_start, lines=lines)
+
+
+def ending(code: int) -> str:
+    """Return how a process with this exit code ended, in words."""
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"exited with status {code}"
 
 
 def _own_environment(settings: ServerSettings) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Leases on the servers of a run.
 
 The jobs of a run share its servers. The first job that needs a server has it started; the server
-ends when it is idle or when the run is gone. On one machine a lease is an `flock`, so that the
+ends when it is idle or when the run is gone. A server that cannot start is started once in a run:
+all other jobs get the same error (see `lasting`). On one machine a lease is an `flock`, so that the
 kernel releases it however a client ends. `State` describes the locks.
 """
 
@@ -21,6 +22,7 @@ from draftstates.errors import UserError
 from draftstates.files import is_held, locked, read_json, write_private
 from draftstates.server.acceptance import external_address
 from draftstates.server.address import Address
+from draftstates.server.lasting import Failed
 from draftstates.server.processes import OWNER_VARIABLE, Process
 from draftstates.server.processes import owner as configured_owner
 from draftstates.server.settings import ServerSettings
@@ -138,6 +140,8 @@ def _generation(use: Path) -> str:
 
 
 def _join_or_start(settings: ServerSettings, state: State, owner: Process) -> None:
+    if failed := Failed.read(state.failed):
+        failed.refuse(fingerprint=settings.fingerprint, owner=str(owner))
     if _supervised(state):
         same = (
             ServerSettings.from_json(state.settings.read_text()).fingerprint == settings.fingerprint
@@ -196,8 +200,8 @@ def _wait_for_address(state: State) -> bool:
     while True:
         # checked first: once the supervisor has ended, its files are complete
         gone = not _supervised(state)
-        if failed := read_json(state.failed):
-            raise UserError(failed["error"])
+        if failed := Failed.read(state.failed):
+            raise UserError(failed.error)
         if gone:
             return False
         if state.address.exists():

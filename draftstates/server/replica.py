@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from draftstates.errors import LASTING_STATUS
 from draftstates.files import open_log
 from draftstates.server.acceptance import selftest_arguments, selftest_failure
 from draftstates.server.address import Address, health
-from draftstates.server.launchers import LocalServer
+from draftstates.server.lasting import refused_by_engine
+from draftstates.server.launchers import LocalServer, ending
 from draftstates.server.processes import die_with_parent
 from draftstates.server.settings import ServerSettings
 
@@ -19,7 +21,19 @@ _HEALTH_SECONDS = 2.0
 
 
 class ServerFailed(Exception):
-    """The failure of a server; every client that waits for the server or uses it gets its text."""
+    """The failure of a server; every client that waits for the server or uses it gets its text.
+
+    Attributes:
+        lasting: whether every start would end in the same way (see `lasting`).
+    """
+
+    def __init__(self, error: str, *, lasting: bool = False) -> None:
+        super().__init__(error)
+        self.lasting = lasting
+
+    def without(self, api_key: str) -> "ServerFailed":
+        """Return the failure without the server's key in its text."""
+        return ServerFailed(str(self).replace(api_key, "<api key>"), lasting=self.lasting)
 
 
 class Replica:
@@ -60,10 +74,13 @@ class Replica:
         Raises:
             ServerFailed: the server died, was not ready in time, or failed its self-test.
         """
-        if death := self.server.death():
+        code = self.server.exit_code()
+        if code is not None:
+            refused = not self.ready and refused_by_engine(code, self.server.last_lines(2000))
             raise ServerFailed(
-                f"the server {death}; the last lines of"
-                f" {self.server.log}:\n{self.server.last_lines()}"
+                f"the server {ending(code)}; the last lines of"
+                f" {self.server.log}:\n{self.server.last_lines()}",
+                lasting=refused,
             )
         self._look()
 
@@ -95,7 +112,9 @@ class Replica:
                 )
             return
         if status:
-            raise ServerFailed(selftest_failure(status, self._selftest_log))
+            raise ServerFailed(
+                selftest_failure(status, self._selftest_log), lasting=status == LASTING_STATUS
+            )
         self._candidate.unlink()
         self.start_seconds = time.monotonic() - self._began
         self._look = lambda: None
@@ -122,7 +141,7 @@ class Replica:
             )
         except OSError as error:
             raise ServerFailed(
-                f"the self-test {command[0]} cannot be started: {error.strerror}"
+                f"the self-test {command[0]} cannot be started: {error.strerror}", lasting=True
             ) from error
         finally:
             os.close(output)

@@ -68,4 +68,5 @@ class ServerSettings(LeaseOptions):
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Return the settings in a text of `to_json`."""
-        return cls.model_validate_json(text)
+        # a validator of a path makes a Path, which pydantic does not accept while it reads JSON
+        return cls.model_validate(json.loads(text), strict=False)

@@ -21,6 +21,7 @@ from typing import Any
 from draftstates.errors import UserError
 from draftstates.files import is_held, locked, write_private
 from draftstates.server.address import write_key_config
+from draftstates.server.lasting import Failed, with_note
 from draftstates.server.launchers import LocalServer, gpus_of
 from draftstates.server.processes import Process, become_subreaper, end_descendants, exit_on_term
 from draftstates.server.replica import Replica, ServerFailed
@@ -61,7 +62,7 @@ class Supervisor:
         except Unwanted:
             pass
         except ServerFailed as failure:
-            write_private(self._state.failed, {"error": self._without_key(failure)})
+            self._record(failure)
         finally:
             self._state.address.unlink(missing_ok=True)
 
@@ -75,10 +76,19 @@ class Supervisor:
                 held=(self._tree_lock,),
             )
         except UserError as error:
-            raise ServerFailed(str(error)) from error
+            raise ServerFailed(str(error), lasting=True) from error
         self._replicas[index] = Replica(
             self._settings, server, api_key=self._api_key, folder=self._state.replica(index)
         )
+
+    def _record(self, failure: ServerFailed) -> None:
+        """Write why no server is left, for the clients that wait and for those that come later."""
+        Failed(
+            error=with_note(self._without_key(failure), lasting=failure.lasting),
+            lasting=failure.lasting,
+            fingerprint=self._settings.fingerprint,
+            owners=tuple(path.name for path in self._state.owners.iterdir()),
+        ).write(self._state.failed)
 
     def _tick(self) -> None:
         """Wait a moment, and check every replica once.
@@ -111,6 +121,8 @@ class Supervisor:
         )
         if not any(other.ready for other in self._replicas.values()):
             raise failure
+        if failure.lasting:
+            self._restarts[index] = self._settings.restarts
         replica.end()
         self._ending[index] = replica
 
@@ -168,7 +180,7 @@ class Supervisor:
                 raise Unwanted
 
     def _without_key(self, failure: ServerFailed) -> str:
-        return str(failure).replace(self._api_key, "<api key>")
+        return str(failure.without(self._api_key))
 
 
 def _clear(state: State) -> None:

@@ -27,10 +27,11 @@ supervised row and its neighbours, since trainers shift the tokens by one. The o
 read as zeros. The layers stay whole: a drafter attends to all rows.
 """
 
+import contextlib
 import dataclasses
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -252,11 +253,35 @@ class CompactShard:
             what="a compact shard",
             expected=(FORMAT, FORMAT_VERSION),
             found=(self.metadata.get("format"), int(version) if version.isdigit() else version),
-            remedy=f"to write it again: rm -f {shlex.quote(str(self.path))}, then run"
-            " draftstates compact",
+            remedy=self._remedy,
         )
-        self.storage = Storage(**json.loads(self.metadata["storage"]))
-        self._dtype = torch_dtype(self.metadata["stored_dtype"])
+        with self._named("its header"):
+            self.storage = Storage(**json.loads(self.metadata["storage"]))
+            self._dtype = torch_dtype(self.metadata["stored_dtype"])
+
+    @property
+    def _remedy(self) -> str:
+        return (
+            f"to write it again: rm -f {shlex.quote(str(self.path))}, then run draftstates compact"
+        )
+
+    @contextlib.contextmanager
+    def _named(self, what: str) -> Iterator[None]:
+        """Give what the libraries raise for damaged bytes the name of the file.
+
+        Raises:
+            UserError: the block could not use what it read.
+        """
+        try:
+            yield
+        except (
+            *(SafetensorError, UserError, RuntimeError, OverflowError),
+            *(ValueError, TypeError, LookupError, AttributeError),
+        ) as error:
+            raise UserError(
+                f"{self.path}: {what} cannot be read: {type(error).__name__}: {error};"
+                f" {self._remedy}"
+            ) from error
 
     @cached_property
     def _offsets(self) -> np.ndarray:
@@ -268,15 +293,17 @@ class CompactShard:
 
     def length(self, index: int) -> int:
         """Return the number of tokens of sample `index`."""
-        return int(self._offsets[index + 1] - self._offsets[index])
+        with self._named("the place of a sample"):
+            return int(self._offsets[index + 1] - self._offsets[index])
 
     def tokens(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """Return `input_ids` int32 [n] and `loss_mask` uint8 [n] of sample `index`."""
-        first, end = self._offsets[index], self._offsets[index + 1]
-        return (
-            self._file.get_slice("input_ids")[first:end].numpy(),
-            self._file.get_slice("loss_mask")[first:end].numpy(),
-        )
+        with self._named(f"sample {index}"):
+            first, end = self._offsets[index], self._offsets[index + 1]
+            return (
+                self._file.get_slice("input_ids")[first:end].numpy(),
+                self._file.get_slice("loss_mask")[first:end].numpy(),
+            )
 
     @cached_property
     def _exact_offsets(self) -> np.ndarray:
@@ -298,6 +325,10 @@ class CompactShard:
 
     def states(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the layers [n, K, H] and the final state [n, H] of sample `index`."""
+        with self._named(f"sample {index}"):
+            return self._states(index)
+
+    def _states(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         stored = self.stored(index)
         hidden, final = stored["hidden_states"], stored["final_hidden_state"]
         if self.storage.fp8:
@@ -314,7 +345,8 @@ class CompactShard:
 
     def checksum(self, index: int) -> str:
         """Return the checksum of sample `index` over its stored tensors (see `sample_checksum`)."""
-        return sample_checksum(*map(_bytes, self.stored(index).values()))
+        with self._named(f"sample {index}"):
+            return sample_checksum(*map(_bytes, self.stored(index).values()))
 
 
 def open_shard(path: Path, *, compact: bool) -> CompactShard | MappedShard:

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from draftstates import ids
 from draftstates.errors import UserError, capture_again
-from draftstates.files import differences, first_difference
+from draftstates.files import differences, file_checksum, first_difference
 from draftstates.model.final_norm import FinalNorm, FinalSource, find_final
 from draftstates.paths import samples_of
 from draftstates.records import Manifest, ManifestShard, ManifestTotals
@@ -89,6 +89,31 @@ def read_index(path: Path, shard_ids: Sequence[str]) -> Index:
         ids=table["sample_id"],
         checksums=table["checksum"],
     )
+
+
+def check_table(path: Path, manifest: Manifest) -> None:
+    """Hold the table of samples beside a manifest to the manifest's checksum.
+
+    Args:
+        path: path of the manifest.
+        manifest: its content.
+
+    Raises:
+        UserError: the table is missing, or has changed since it was written.
+    """
+    table = samples_of(path)
+    try:
+        found = file_checksum(table)
+    except OSError as error:
+        raise UserError(
+            f"{table}: expected the manifest's table of samples: {error.strerror};"
+            f" {Manifest.remedy(path)}"
+        ) from error
+    if found != manifest.samples_checksum:
+        raise UserError(
+            f"{table}: changed since the manifest was written: expected checksum"
+            f" {manifest.samples_checksum}, found {found}; {Manifest.remedy(path)}"
+        )
 
 
 def split_values(ids: pa.ChunkedArray, *, seed: int) -> np.ndarray:
@@ -173,6 +198,7 @@ class ShardDataset(Dataset):
         self._slots: list[int] | None = [captured.index(k) for k in self.residual_layers]
         if self._slots == list(range(len(captured))):
             self._slots = None
+        check_table(self.path, found)
         index = read_index(samples_of(self.path), [shard.shard_id for shard in self.shards])
         _check_totals(self.path, found.totals, index)
         self.index: Index = _split(index, split, validation_fraction, split_seed)

@@ -43,6 +43,11 @@ FORMAT = "draftstates.shard"
 _ITEM_BYTES = {**dict(STORED_DTYPES.values()), "F8_E4M3": 1, "I32": 4, "I64": 8, "U8": 1}
 # the first row starts on a page, so that aligned writes stay aligned
 _HEADER_ALIGNMENT = 4096
+# metadata that the readers of a header use, beside format and version
+_NEEDED = (
+    *("residual_layers", "final_norm", "model"),
+    *("capture_key", "shard_id", "sample_ids"),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -234,6 +239,9 @@ def read_header(path: Path) -> ShardHeader:
             found=(metadata["format"], int(metadata["format_version"])),
             remedy="run: snakemake --cores all --forcerun plan",
         )
+        for name in _NEEDED:
+            if not isinstance(metadata[name], str):
+                raise TypeError(f"{name}: expected text, found {metadata[name]!r:.60}")
         states = entries["hidden_states"]
         layers, names = json.loads(metadata["residual_layers"]), json.loads(metadata["sample_ids"])
         shape = (states["shape"][0], len(layers), states["shape"][2])
@@ -248,7 +256,7 @@ def read_header(path: Path) -> ShardHeader:
             )
             for name, e in entries.items()
         }
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
             f"{path}: its header is not that of a shard: {type(error).__name__}: {error}"
         ) from error

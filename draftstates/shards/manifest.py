@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from draftstates.containers import distinct, present_image
 from draftstates.errors import UserError, capture_again
-from draftstates.files import first_difference, publishing
+from draftstates.files import file_checksum, first_difference, publishing
 from draftstates.paths import Capture
 from draftstates.records import (
     PLAN_AGAIN,
@@ -78,6 +78,7 @@ def write_manifest(
             _shard(entry, found, capture_folder, manifest)
             for entry, found in zip(plan.shards, verified, strict=True)
         ),
+        samples_checksum=file_checksum(samples),
     )
     content.publish(manifest)
     return content

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -11,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from draftstates.documents import sealed
 from draftstates.errors import UserError
-from draftstates.files import differences, publish
+from draftstates.files import differences, file_checksum, publish, publish_json
 from draftstates.tokens.turns import Sample
 
 SCHEMA = pa.schema(
@@ -25,6 +27,7 @@ SCHEMA = pa.schema(
     ]
 )
 _GROUP_ROWS = 1024
+_AGAIN = "run: snakemake --cores all --forcerun tokenise"
 COLUMNS = ["row", "part", "sample_id", "input_ids", "loss_mask"]
 
 
@@ -116,7 +119,7 @@ def read_index(path: Path) -> SourceIndex:
     Raises:
         UserError: a file is missing or of another kind, or the two disagree.
     """
-    accounting = _read_accounting(path.with_suffix(".json"))
+    accounting = _read_accounting(path)
     parts: list[tuple[np.ndarray, ...]] = [
         (np.empty(0, np.int64), np.empty(0, "S32"), np.empty(0, np.int64), np.empty(0, np.int64))
     ]
@@ -137,7 +140,7 @@ def read_index(path: Path) -> SourceIndex:
     for field in differences(found, accounting):
         raise UserError(
             f"{path}: unexplained rows: its accounting says {field.found:,} {field.name}, the"
-            f" file has {field.expected:,}; run: snakemake --cores all --forcerun tokenise"
+            f" file has {field.expected:,}; {_AGAIN}"
         )
     return SourceIndex(
         path=path,
@@ -158,7 +161,7 @@ def _index_batch(path: Path, batch: pa.RecordBatch) -> tuple[np.ndarray, ...]:
     for wrong in np.flatnonzero((lengths != mask_lengths) | (lengths == 0))[:1]:
         raise UserError(
             f"{path}: sample {names[wrong]}: {lengths[wrong]} tokens, {mask_lengths[wrong]} mask"
-            " values; run: snakemake --cores all --forcerun tokenise"
+            f" values; {_AGAIN}"
         )
     starts = (mask.offsets.to_numpy() - mask.offsets[0].as_py())[:-1]
     supervised = (
@@ -183,31 +186,44 @@ def open_tokens(path: Path) -> pq.ParquetFile:
     try:
         file = pq.ParquetFile(path)
     except (OSError, pa.ArrowInvalid) as error:
-        raise UserError(f"{path}: expected a Parquet file of tokens: {error}") from error
+        raise UserError(f"{path}: expected a Parquet file of tokens: {error}; {_AGAIN}") from error
     missing = [name for name in COLUMNS if name not in file.schema_arrow.names]
     if missing:
         raise UserError(
-            f"{path}: expected the columns {', '.join(COLUMNS)}, missing {', '.join(missing)}"
+            f"{path}: expected the columns {', '.join(COLUMNS)}, missing {', '.join(missing)};"
+            f" {_AGAIN}"
         )
     return file
 
 
-def _read_accounting(path: Path) -> dict[str, Any]:
+def publish_accounting(counts: Mapping[str, Any], path: Path, *, tokens: Path) -> None:
+    """Write a source's accounting, with what shows a later change of it or of the tokens."""
+    publish_json(sealed({**counts, "checksum": file_checksum(tokens)}), path)
+
+
+def _read_accounting(tokens: Path) -> dict[str, Any]:
+    """Read the accounting beside a source's tokens, and hold both to their checksums."""
+    path = tokens.with_suffix(".json")
     try:
         accounting = json.loads(path.read_bytes())
-        for field in (
-            "rows_in",
-            "kept",
-            "samples",
-            "skipped",
-            "failed",
-            "tokens",
-            "supervised_tokens",
-        ):
-            # the KeyError of a missing field names it
-            accounting[field]  # noqa: B018
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(
-            f"{path}: expected a source's accounting: {type(error).__name__}: {error}"
+            f"{path}: expected a source's accounting: {type(error).__name__}: {error}; {_AGAIN}"
         ) from error
+    if not isinstance(accounting, dict) or sealed(accounting) != accounting:
+        raise UserError(
+            f"{path}: expected a source's accounting as it was written, found another digest;"
+            f" {_AGAIN}"
+        )
+    try:
+        found = file_checksum(tokens)
+    except OSError as error:
+        raise UserError(
+            f"{tokens}: expected a Parquet file of tokens: {error.strerror}; {_AGAIN}"
+        ) from error
+    if found != accounting.get("checksum"):
+        raise UserError(
+            f"{tokens}: changed since it was written: expected checksum"
+            f" {accounting.get('checksum')}, found {found}; {_AGAIN}"
+        )
     return accounting

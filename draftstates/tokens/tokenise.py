@@ -1,7 +1,6 @@
 """The tokeniser: from a source to a Parquet file of samples and the accounting of every row."""
 
 import collections
-import json
 import multiprocessing
 import os
 import sys
@@ -13,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from draftstates.errors import UserError
-from draftstates.files import publish_text
 from draftstates.tokens.accounting import Accounting
-from draftstates.tokens.files import SampleWriter
+from draftstates.tokens.files import SampleWriter, publish_accounting
 from draftstates.tokens.options import TokeniseOptions
 from draftstates.tokens.pipeline import Pipeline, RowResult
 from draftstates.tokens.rows import Row, read_rows
@@ -67,7 +65,7 @@ def tokenise_source(
             progress.show(counts)
         counts.check(options.max_skipped_fraction)
         writer.finish()
-    publish_text(json.dumps(counts.as_dict(), indent=1, ensure_ascii=False) + "\n", accounting)
+    publish_accounting(counts.as_dict(), accounting, tokens=output)
     progress.show(counts, last=True)
     return counts.as_dict()
 

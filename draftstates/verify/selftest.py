@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from draftstates import ids
-from draftstates.errors import run_command
+from draftstates.errors import LastingError, UserError, run_command
 from draftstates.extract import protocol
-from draftstates.extract.client import Endpoint
+from draftstates.extract.client import Endpoint, WaitedInVain
 from draftstates.extract.extract import ExtractOptions, capture, lay_out, make_receipts
 from draftstates.extract.staging import building_folder, remove_empty
 from draftstates.files import publish_json
@@ -28,7 +28,7 @@ from draftstates.model.folder import ModelFolder
 from draftstates.paths import Results
 from draftstates.plan.shard_tokens import ShardTokens
 from draftstates.records import Plan, PlannedChecks, PlannedShard
-from draftstates.server.address import read_address
+from draftstates.server.address import health, read_address
 from draftstates.server.engine import server_info
 from draftstates.shards.layout import Shard
 from draftstates.spec import CaptureSpec
@@ -39,6 +39,7 @@ from draftstates.verify.prompts import prompt_lengths
 from draftstates.verify.verify import verify_shard
 
 _OPTIONS = ExtractOptions(recapture_fraction=1.0, recapture_minimum=3, retries=0)
+_HEALTH_SECONDS = 30.0
 _FLAGS = (
     "dtype",
     "quantization",
@@ -245,9 +246,17 @@ def main() -> None:
         root=arguments.root,
         fresh_namespace=address.launcher == "external",
     )
-    attestation = attest(
-        endpoint, spec=spec, model=arguments.model, earlier=[capture.server, arguments.output]
-    )
+    try:
+        attestation = attest(
+            endpoint, spec=spec, model=arguments.model, earlier=[capture.server, arguments.output]
+        )
+    except WaitedInVain:
+        raise
+    except UserError as error:
+        # a server that still answers was refused for what it did, which it would do again
+        if health(address.url, seconds=_HEALTH_SECONDS) is None:
+            raise LastingError(str(error)) from error
+        raise
     # Replicas are tested at the same time, also on other nodes. The last attestation stays.
     publish_json({**attestation, "launcher": address.launcher}, arguments.output)
 

@@ -30,6 +30,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--break", dest="broken", action="store_true", help="write a lot, then exit with status 3"
     )
+    parser.add_argument("--last-words", default="", help="write this, and end before it is ready")
+    parser.add_argument(
+        "--end-with", type=int, default=1, help="exit status of that end, or minus a signal"
+    )
     return parser.parse_args()
 
 
@@ -77,6 +81,11 @@ def main() -> None:
         print(*(f"line {i}" for i in range(100)), sep="\n")
         print("no such model", args.config.read_text(), flush=True)
         sys.exit(3)
+    if args.last_words:
+        print(args.last_words, flush=True)
+        if args.end_with < 0:
+            os.kill(os.getpid(), -args.end_with)
+        sys.exit(args.end_with)
     for _ in range(args.helpers):
         subprocess.Popen(
             [sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True

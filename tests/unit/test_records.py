@@ -68,8 +68,8 @@ def test_an_earlier_version_is_refused_by_name_with_the_command(
     made(kind, files).publish(path)
     change(path, lambda document: document.update(format_version=1))
     assert refusal(kind, path) == (
-        f"{path}: {kind.FORMAT} version 1, made by an earlier draftstates; expected version 2: "
-        + remedy.format(path=path)
+        f"{path}: {kind.FORMAT} version 1, made by an earlier draftstates;"
+        f" expected version {kind.VERSION}: " + remedy.format(path=path)
     )
 
 

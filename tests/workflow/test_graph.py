@@ -166,6 +166,7 @@ def test_a_damaged_plan_is_named_and_what_the_message_says_mends_it(workspace: W
         "plan.json: expected a plan" in failed.stdout
         and "run: snakemake --cores all --forcerun plan" in failed.stdout
     )
+    assert "Traceback" not in failed.stdout
     assert workspace.run("--forcerun", "plan").extracted == 0
     assert json.loads(plan.read_text())["shards"] == json.loads(whole)["shards"]
 

@@ -53,7 +53,7 @@ def serve(run: RunFolder, settings: ServerSettings, *, generation: str, index: i
         try:
             replica.tick()
         except ServerFailed as failure:
-            raise ServerFailed(str(failure).replace(api_key, "<api key>")) from None
+            raise failure.without(api_key) from None
         if replica.ready and not place.address.exists():
             write_private(
                 place.address, {"url": server.url, "start_seconds": replica.start_seconds}
@@ -74,7 +74,8 @@ def main() -> None:
         stop_seconds = settings.stop_seconds
         serve(run, settings, generation=generation, index=index)
     except (ServerFailed, UserError) as failure:
-        leave_error(run, place, f"{job}: {failure}")
+        lasting = isinstance(failure, ServerFailed) and failure.lasting
+        leave_error(run, place, f"{job}: {failure}", lasting=lasting)
     # the job waited in the queue for longer than its run lasted
     except FileNotFoundError as error:
         print(f"{error.filename} is gone, and with it the run that this server was for", flush=True)
@@ -90,14 +91,14 @@ def main() -> None:
         end_descendants(stop_seconds)
 
 
-def leave_error(run: RunFolder, place: ServerFolder, error: str) -> None:
+def leave_error(run: RunFolder, place: ServerFolder, error: str, *, lasting: bool = False) -> None:
     """Print an error, and write it for the supervisor and the clients."""
     print(f"{time.strftime('%F %T')} {error}", flush=True)
     # A run that ends removes its heartbeat first, then cancels its servers and removes the folder.
     # From then on nobody would read the error.
     if run.heartbeat.exists():
         with contextlib.suppress(FileNotFoundError):
-            write_private(place.failed, {"error": error})
+            write_private(place.failed, {"error": error, "lasting": lasting})
 
 
 if __name__ == "__main__":

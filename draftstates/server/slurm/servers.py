@@ -125,7 +125,7 @@ class Servers:
         for server in list(self._present):
             place = self._run.server(server.generation)
             if failed := read_json(place.failed):
-                self._failed(server, failed["error"])
+                self._failed(server, failed["error"], lasting=failed.get("lasting", False))
             elif server.url is None and (found := read_json(place.address)):
                 server.url = found["url"]
                 self.start_seconds = max(self.start_seconds, found["start_seconds"])
@@ -199,7 +199,7 @@ class Servers:
 
     def _gone(self, server: Server) -> None:
         if failed := read_json(self._run.server(server.generation).failed):
-            self._failed(server, failed["error"])
+            self._failed(server, failed["error"], lasting=failed.get("lasting", False))
         elif server.draining:
             self._present.remove(server)
         else:
@@ -216,7 +216,9 @@ class Servers:
         hopeless = entry.state == "PENDING" and entry.reason in _HOPELESS
         server.hopeless_since = (server.hopeless_since or now) if hopeless else None
         if server.hopeless_since and now - server.hopeless_since >= _HOPELESS_SECONDS:
-            self._failed(server, f"server job {server.job} cannot start: {entry.reason}")
+            self._failed(
+                server, f"server job {server.job} cannot start: {entry.reason}", lasting=True
+            )
         elif entry.state == "PENDING" and now - server.submitted > slurm.queue_seconds:
             self._failed(
                 server,
@@ -243,7 +245,7 @@ class Servers:
                 _say(str(server))
                 self._submit(server.replica)
 
-    def _failed(self, server: Server, error: str) -> None:
+    def _failed(self, server: Server, error: str, *, lasting: bool = False) -> None:
         assert self._settings
         _say(f"replica {server.replica} has failed: {error}")
         # the clients of the server read this file
@@ -251,9 +253,9 @@ class Servers:
         self._end([server])
         if not any(other.url for other in self._present):
             self.end()
-            raise ServerFailed(error)
+            raise ServerFailed(error, lasting=lasting)
         self._restarts[server.replica] += 1
-        if self._restarts[server.replica] <= self._settings.restarts:
+        if not lasting and self._restarts[server.replica] <= self._settings.restarts:
             self._submit(server.replica)
 
     def _end(self, servers: list[Server]) -> None:

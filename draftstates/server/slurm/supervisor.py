@@ -16,8 +16,10 @@ from pathlib import Path
 from draftstates.errors import UserError
 from draftstates.files import write_private
 from draftstates.server.address import write_key_config
+from draftstates.server.lasting import with_note
 from draftstates.server.processes import Process, exit_on_term
 from draftstates.server.replica import ServerFailed
+from draftstates.server.settings import ServerSettings
 from draftstates.server.slurm.folder import RunFolder, beat
 from draftstates.server.slurm.leases import Leases
 from draftstates.server.slurm.servers import Servers
@@ -35,17 +37,21 @@ class Supervisor:
         self._leases = Leases(run.leases)
         self._servers = Servers(run, leases_on=self._leases.on)
         self._status = ""
+        # errors of servers that end in the same way at every start, by fingerprint
+        self._lasting: dict[str, str] = {}
 
     def tick(self) -> None:
         """Check leases and servers once, and act on the result."""
         self._leases.look()
+        self._refuse_hopeless()
+        settings = self._servers.settings
         try:
-            if not self._servers.settings and self._leases.waiting():
-                self._servers.begin(self._leases.waiting()[0].settings)
+            if settings is None and (waiting := self._leases.waiting()):
+                settings = waiting[0].settings
+                self._servers.begin(settings)
             self._servers.look()
         except (ServerFailed, UserError) as failure:
-            for lease in self._leases.waiting():
-                lease.refuse(str(failure))
+            self._refuse_all(failure, settings)
         self._hand_out()
         self._end_if_idle()
         self._tell()
@@ -53,6 +59,22 @@ class Supervisor:
     def end(self) -> None:
         """Cancel all server jobs."""
         self._servers.end()
+
+    def _refuse_hopeless(self) -> None:
+        """Refuse leases on servers of which one has ended as every other one would."""
+        for lease in self._leases.waiting():
+            if error := self._lasting.get(lease.settings.fingerprint):
+                lease.refuse(error)
+
+    def _refuse_all(
+        self, failure: ServerFailed | UserError, settings: ServerSettings | None
+    ) -> None:
+        lasting = isinstance(failure, ServerFailed) and failure.lasting
+        error = with_note(str(failure), lasting=lasting)
+        if lasting and settings:
+            self._lasting[settings.fingerprint] = error
+        for lease in self._leases.waiting():
+            lease.refuse(error)
 
     def _hand_out(self) -> None:
         settings = self._servers.settings

@@ -26,6 +26,7 @@ from draftstates.plan.plan import PlanOptions, make_plan
 from draftstates.plan.room import check_missing
 from draftstates.plan.shard_tokens import read_tokens
 from draftstates.records import Plan, PlannedChecks
+from draftstates.tokens.files import publish_accounting
 
 SPEC = capture_spec(layers=(2, 4, 5), final_norm="post_norm", model_digest="content-1")
 OPTIONS = PlanOptions(min_bytes=20_000, max_bytes=80_000, budget=None, exclude=[], deduplicate=True)
@@ -84,7 +85,7 @@ def _source(
         "tokens": sum(len(row.input_ids) for row in rows),
         "supervised_tokens": sum(int(row.loss_mask.sum()) for row in rows),
     }
-    path.with_suffix(".json").write_text(json.dumps(accounting))
+    publish_accounting(accounting, path.with_suffix(".json"), tokens=path)
     return path
 
 
@@ -223,9 +224,10 @@ def test_an_unexplained_row_is_an_error(tmp_path: Path) -> None:
 def test_tokens_that_do_not_match_their_accounting_are_an_error(tmp_path: Path) -> None:
     rows = _rows(50, seed=0)
     source = _source(tmp_path / "tokens", "a", rows)
-    accounting = source.with_suffix(".json").read_text()
+    accounting = source.with_suffix(".json")
+    counts = json.loads(accounting.read_text())
     _source(tmp_path / "tokens", "a", rows[:-1])
-    source.with_suffix(".json").write_text(accounting)
+    publish_accounting(counts, accounting, tokens=source)
     with pytest.raises(
         UserError, match="unexplained rows: its accounting says 50 kept, the file has 49"
     ):
@@ -299,13 +301,23 @@ def test_two_shards_of_the_same_samples_are_refused(tmp_path: Path) -> None:
 
 def test_files_that_are_not_tokens_are_named(tmp_path: Path) -> None:
     source = _source(tmp_path, "a", _rows(3, seed=0))
+    accounting = source.with_suffix(".json")
+    counts = json.loads(accounting.read_text())
     source.write_bytes(b"no parquet")
+    with pytest.raises(UserError, match=r"a\.parquet: changed since it was written.*tokenise"):
+        make_plan([source], spec=SPEC, results=tmp_path, options=OPTIONS)
+    publish_accounting(counts, accounting, tokens=source)
     with pytest.raises(UserError, match=r"a\.parquet: expected a Parquet file of tokens"):
         make_plan([source], spec=SPEC, results=tmp_path, options=OPTIONS)
     pq.write_table(pa.table({"row": [1]}), source)
+    publish_accounting(counts, accounting, tokens=source)
     with pytest.raises(UserError, match="missing part, sample_id"):
         make_plan([source], spec=SPEC, results=tmp_path, options=OPTIONS)
-    source.with_suffix(".json").unlink()
+    accounting.chmod(0o644)
+    accounting.write_text(accounting.read_text().replace("3", "4"))
+    with pytest.raises(UserError, match=r"a\.json: expected a source's accounting as it was wri"):
+        make_plan([source], spec=SPEC, results=tmp_path, options=OPTIONS)
+    accounting.unlink()
     with pytest.raises(UserError, match=r"a\.json: expected a source's accounting"):
         make_plan([source], spec=SPEC, results=tmp_path, options=OPTIONS)
 

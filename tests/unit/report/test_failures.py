@@ -9,7 +9,7 @@ import pytest
 
 from draftstates.report.failures import FailedJobs, Failure, summary
 
-EMPTY = "error: the log is empty: the job was killed, perhaps out of memory"
+EMPTY = "error: the log is empty: the job was killed (out of memory?), or the disk is full"
 Event = enum.Enum("Event", ["ERROR", "JOB_ERROR", "JOB_FINISHED"])
 
 

@@ -16,6 +16,10 @@ from draftstates.report.samples import (
 from draftstates.tokens import files as output
 
 
+def as_html_of(run: list[tuple[str, bool]]) -> str:
+    return as_html(run, title="t")
+
+
 @pytest.fixture(scope="module")
 def found(demo_model):
     loaded = template("smollm2")
@@ -43,6 +47,12 @@ def test_html_is_escaped(found) -> None:
     assert "<b>Yes: 1 &lt; 2 &amp;<i>↵</i>\ntrue 🎉&lt;|im_end|&gt;</b>" in page
     assert "<h3>&lt;sample&gt;</h3>" in page
     assert "<|im_start|>" not in page
+
+
+@pytest.mark.parametrize("show", [lambda run: as_terminal(run, colour=True), as_html_of])
+def test_characters_that_change_how_the_rest_is_shown_are_named(show) -> None:
+    shown = show([("a\x1b[2Jb\u202ec\r\x00d\u2028\tée\u0301 \u05d0👩\u200d🚀\n", True)])
+    assert "a⟨U+001B⟩[2Jb⟨U+202E⟩c⟨U+000D⟩⟨U+0000⟩d⟨U+2028⟩\tée\u0301 \u05d0👩\u200d🚀" in shown
 
 
 def test_the_command_finds_a_sample_by_row_and_by_id(tmp_path, demo_model, capsys) -> None:

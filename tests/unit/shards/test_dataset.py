@@ -4,7 +4,6 @@ fit.
 
 import dataclasses
 import hashlib
-import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -13,13 +12,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from synthetic import Synthetic, capture_spec, norm_model, sample, small, write_manifest
+from synthetic import (
+    Synthetic,
+    capture_spec,
+    change_manifest,
+    norm_model,
+    sample,
+    small,
+    write_manifest,
+)
 from torch.utils.data import DataLoader
 
 from draftstates.errors import UserError
 from draftstates.model.final_norm import FinalNorm
 from draftstates.model.folder import ModelFolder
-from draftstates.records import Manifest
 from draftstates.shards.dataset import ShardDataset, pad_batch, split_values
 from draftstates.shards.layout import read_header
 from draftstates.shards.trainers import TRAINERS
@@ -119,9 +125,7 @@ def test_a_manifest_without_a_field_that_reading_needs_is_refused(
     tmp_path: Path, change: Callable[[dict], object], lacks: str
 ) -> None:
     manifest = small(tmp_path)
-    document = json.loads(manifest.path.read_text())
-    change(document)
-    manifest.path.write_text(json.dumps(document))
+    change_manifest(manifest.path, change)
     with pytest.raises(UserError, match=f"expected a manifest: {lacks}"):
         ShardDataset(manifest.path)
 
@@ -231,18 +235,31 @@ def test_a_shard_that_is_not_of_the_manifests_capture_is_refused(
     tmp_path: Path, changes: dict, named: str
 ) -> None:
     manifest = small(tmp_path)
-    document = json.loads(manifest.path.read_text())
-    document["capture"] |= dataclasses.replace(manifest.spec, **changes).document()
-    manifest.path.write_text(json.dumps(document))
+    other = dataclasses.replace(manifest.spec, **changes).document()
+    change_manifest(manifest.path, lambda document: document["capture"].update(other))
     with pytest.raises(UserError, match=f"{named}: the manifest lists"):
         ShardDataset(manifest.path)[0]
 
 
+@pytest.mark.parametrize("place", [0.1, 0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize("name", ["manifest.json", "samples.parquet"])
+def test_one_flipped_bit_of_what_a_trainer_opens_is_named_with_what_mends_it(
+    tmp_path: Path, name: str, place: float
+) -> None:
+    manifest = small(tmp_path)
+    damaged = tmp_path / name
+    data = bytearray(damaged.read_bytes())
+    data[int(len(data) * place)] ^= 4
+    damaged.write_bytes(data)
+    with pytest.raises(UserError, match=rf"{name}: .*rm -f .*manifest.json && snakemake"):
+        ShardDataset(manifest.path)
+
+
 def test_a_manifest_whose_capture_was_changed_is_refused(tmp_path: Path) -> None:
     manifest = small(tmp_path)
-    document = json.loads(manifest.path.read_text())
-    document["capture"]["final_norm"] = "post_norm"
-    manifest.path.write_text(json.dumps(document))
+    change_manifest(
+        manifest.path, lambda document: document["capture"].update(final_norm="post_norm")
+    )
     with pytest.raises(UserError, match=r"manifest.json: .*capture.key: expected .*, found"):
         ShardDataset(manifest.path)
 
@@ -255,6 +272,9 @@ def test_a_table_that_is_not_the_manifests_is_refused(
 ) -> None:
     table = manifest.path.with_name("samples.parquet")
     pq.write_table(pa.Table.from_pylist(change(pq.read_table(table).to_pylist())), table)
+    with pytest.raises(UserError, match="samples.parquet: changed since the manifest"):
+        ShardDataset(manifest.path)
+    change_manifest(manifest.path)
     with pytest.raises(UserError, match="but samples.parquet beside it has"):
         ShardDataset(manifest.path)
 
@@ -279,12 +299,14 @@ def test_a_sample_of_another_length_is_refused(tmp_path: Path) -> None:
         table.set_column(table.schema.get_field_index("tokens"), "tokens", pa.array(tokens)),
         tmp_path / "samples.parquet",
     )
+    change_manifest(manifest.path)
     with pytest.raises(UserError, match="has 8 rows, the manifest says 9"):
         ShardDataset(manifest.path)[1]
 
 
 def test_a_manifest_that_is_none_is_refused(tmp_path: Path) -> None:
     manifest = small(tmp_path)
+    whole = manifest.path.read_text()
     for text, words in (
         ("{", "expected a manifest, found no JSON"),
         ("[]", "found a document without `format`"),
@@ -293,16 +315,8 @@ def test_a_manifest_that_is_none_is_refused(tmp_path: Path) -> None:
         manifest.path.write_text(text)
         with pytest.raises(UserError, match=words):
             ShardDataset(manifest.path)
-    manifest.path.write_text(
-        json.dumps(
-            {
-                "format": "draftstates.manifest",
-                "format_version": Manifest.VERSION,
-                "capture": {"key": "x"},
-                "shards": [],
-            }
-        )
-    )
+    manifest.path.write_text(whole)
+    change_manifest(manifest.path, lambda document: document["capture"].pop("model"))
     with pytest.raises(UserError, match=r"capture\.model: expected a value"):
         ShardDataset(manifest.path)
 

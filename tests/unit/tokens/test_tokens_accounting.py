@@ -13,7 +13,9 @@ import pytest
 from token_kit import REPOSITORY, chat, run_source, template, tokenizer_folder
 
 from draftstates.config import load
+from draftstates.documents import sealed
 from draftstates.errors import UserError
+from draftstates.files import file_checksum
 from draftstates.ids import sample_id
 from draftstates.tokens import pipeline
 from draftstates.tokens.options import TokeniseOptions, source_options
@@ -96,7 +98,8 @@ def test_samples_lie_in_the_sources_order_under_their_content_hash(tmp_path) -> 
 
 def test_accounting_file_holds_what_is_returned(tmp_path) -> None:
     counts = run_source(tmp_path, [GOOD, "broken"])
-    assert json.loads((tmp_path / "test.json").read_text()) == counts
+    written = json.loads((tmp_path / "test.json").read_text())
+    assert written == sealed({**counts, "checksum": file_checksum(tmp_path / "test.parquet")})
     table = pq.read_table(tmp_path / "test.parquet").to_pylist()
     assert counts["samples"] == len(table)
     assert counts["tokens"] == sum(len(entry["input_ids"]) for entry in table)

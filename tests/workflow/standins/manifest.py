@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from draftstates.files import file_checksum
 from draftstates.records import Engine, Figures, Manifest, ManifestShard, ManifestTotals, Plan
 
 parser = argparse.ArgumentParser()
@@ -12,6 +13,7 @@ arguments = parser.parse_args()
 plan = Plan.read(arguments.plan)
 verified = arguments.capture_folder / "verified"
 assert all((verified / f"{shard.shard_id}.json").exists() for shard in plan.shards)
+arguments.samples.write_text("")
 Manifest(
     capture=plan.capture,
     engine=Engine(name="none", version="0"),
@@ -27,5 +29,5 @@ Manifest(
         ManifestShard(**vars(shard), path=f"shards/{shard.shard_id}", checksum="0" * 32)
         for shard in plan.shards
     ),
+    samples_checksum=file_checksum(arguments.samples),
 ).publish(arguments.output)
-arguments.samples.write_text("")

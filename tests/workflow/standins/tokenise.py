@@ -11,6 +11,7 @@ import numpy as np
 
 from draftstates.config import load
 from draftstates.ids import sample_id
+from draftstates.model.folder import ModelFolder
 from draftstates.tokens import tokenise
 from draftstates.tokens.conversations import parse_row
 from draftstates.tokens.options import source_options
@@ -27,20 +28,21 @@ class Words(Pipeline):
         parsed = parse_row(row.value, layout=self.options.format, columns=self.options.columns)
         for message in parsed.messages:
             words = re.findall(r"\S+|\s", message["content"])
-            ids += [zlib.crc32(word.encode()) % 49152 for word in words]
+            ids += [zlib.crc32(word.encode()) % VOCABULARY for word in words]
             mask += [int(message["role"] == "assistant")] * len(words)
         sample = Sample(np.asarray(ids, dtype=np.int32), np.asarray(mask, dtype=np.uint8))
         name = sample_id(sample.input_ids, sample.loss_mask)
         return RowResult(row.number, row.where, [(name, sample)])
 
 
-tokenise.Pipeline = Words
 parser = argparse.ArgumentParser()
 for option in ("config", "tokenizer", "output", "accounting"):
     parser.add_argument(f"--{option}", type=Path, required=True)
 parser.add_argument("--source", required=True)
 parser.add_argument("--workers")
 arguments = parser.parse_args()
+VOCABULARY = ModelFolder(arguments.tokenizer).vocab_size
+tokenise.Pipeline = Words
 paths, options = source_options(load(arguments.config), arguments.source)
 tokenise.tokenise_source(
     name=arguments.source,

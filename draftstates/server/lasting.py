@@ -1,0 +1,115 @@
+"""Lasting failures of a server: those that a second start meets again.
+
+An engine that refuses its arguments or the model, and a self-test that refuses the server, end in
+the same way every time. A server that was killed, ran out of memory, waited too long or found its
+port in use may start the next time.
+"""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+from draftstates.errors import UserError
+from draftstates.files import read_json, write_private
+
+# argparse's, and the shell's for commands that cannot be started
+_REFUSED = frozenset({2, 126, 127})
+# what the plug-in prints before it ends the engine
+_PLUGIN = "draftstates: cannot capture with sglang"
+# exceptions about what the engine was given; a RuntimeError may be about the state of a device
+_ABOUT_INPUT = frozenset(
+    {
+        "AssertionError",
+        "AttributeError",
+        "FileNotFoundError",
+        "ImportError",
+        "IndexError",
+        "KeyError",
+        "ModuleNotFoundError",
+        "NameError",
+        "NotADirectoryError",
+        "NotImplementedError",
+        "RecursionError",
+        "SafetensorError",
+        "SyntaxError",
+        "TypeError",
+        "UnicodeDecodeError",
+        "UserError",
+        "ValidationError",
+        "ValueError",
+    }
+)
+_PASSING = re.compile(
+    r"out ?of ?memory|cannot allocate|memoryerror|address already in use|timed? ?out|connection"
+    r"|broken pipe|no space left|input/output error|stale file handle|cuda error|nccl"
+    r"|killed|temporarily",
+    re.IGNORECASE,
+)
+# the last line of a traceback; SGLang's loggers put nothing before it
+_EXCEPTION = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception|Timeout))\b(?:: .*)?$", re.MULTILINE)
+_CAUSE_OF_ANOTHER = re.compile(
+    r"\n\n(?:During handling of the above exception|The above exception was the direct cause)"
+)
+_AFTER_THESE = "no second attempt is made in this run: it would end in the same way"
+
+
+def refused_by_engine(code: int, log: str) -> bool:
+    """Return whether an engine that ended before it was ready will end so at every start.
+
+    Args:
+        code: exit code of the engine, or minus the signal that ended it. An engine ends itself by a
+            signal after an exception in one of its processes.
+        log: what the engine wrote.
+    """
+    if code in _REFUSED or _PLUGIN in log:
+        return True
+    lines, names = [], set()
+    for found in _EXCEPTION.finditer(log):
+        if not _CAUSE_OF_ANOTHER.match(log, found.end()):
+            lines.append(found[0])
+            names.add(found[1])
+    return bool(names & _ABOUT_INPUT) and not any(map(_PASSING.search, lines))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Failed:
+    """The record of the failure after which no server is left.
+
+    Attributes:
+        error: the failure, for the clients.
+        lasting: whether a second start would meet it again.
+        fingerprint: fingerprint of the server's settings.
+        owners: the runs that the server was started for. Another run tries again, since its user
+            may have mended the cause.
+    """
+
+    error: str
+    lasting: bool
+    fingerprint: str
+    owners: tuple[str, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> "Failed | None":
+        """Return the record in a file; None without a file, or with one of another version."""
+        found: dict[str, Any] = read_json(path) or {}
+        if set(found) != {field.name for field in dataclasses.fields(cls)}:
+            return None
+        return cls(**{**found, "owners": tuple(found["owners"])})
+
+    def write(self, path: Path) -> None:
+        write_private(path, dataclasses.asdict(self))
+
+    def refuse(self, *, fingerprint: str, owner: str) -> None:
+        """Refuse another start of this server for the same run.
+
+        Raises:
+            UserError: the failure is lasting; the text is that of the first client.
+        """
+        if self.lasting and fingerprint == self.fingerprint and owner in self.owners:
+            raise UserError(self.error)
+
+
+def with_note(error: str, *, lasting: bool) -> str:
+    """Return an error for the clients, which says whether another server will be started."""
+    return f"{error}\n{_AFTER_THESE}" if lasting else error

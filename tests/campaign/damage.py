@@ -1,0 +1,289 @@
+"""The damage matrix: each kind of file of a finished results tree is damaged in every way, and the
+table says who noticed it.
+
+    python tests/campaign/damage.py --folder /tmp/damage [--kinds plan shard] [--damages emptied]
+
+After each damage, `snakemake` runs, then `ShardDataset` reads every sample without and with
+`verify`, then the job that reads the file next is forced. A damage must be noticed with the file's
+name and a command that mends it, which is tried; or leave every sample as it was, for the reason in
+`HARMLESS`. The script ends with status 1 if one of them is neither. One case takes some 10 seconds
+of a core.
+"""
+
+import argparse
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from finished import Finished, equal, make_finished, read_all  # noqa: E402
+
+from draftstates.errors import UserError  # noqa: E402
+from draftstates.paths import Results  # noqa: E402
+
+# kind of file: pattern below the results folder, and the output that the next reader makes
+KINDS = {
+    "tokens": ("tokens/*.parquet", "plan"),
+    "accounting": ("tokens/*.json", "plan"),
+    "plan": ("plan.json", None),
+    "shard tokens": ("tokens/shards/*.parquet", "manifest"),
+    "server": ("*/server.json", None),
+    "shard": ("*/shards/*[0-9a-f].safetensors", "verified"),
+    "recaptures": ("*/shards/*.recaptures.safetensors", "verified"),
+    "receipts": ("*/shards/*.receipts.json", "verified"),
+    "verified": ("*/verified/*.json", "manifest"),
+    "manifest": ("*/manifest.json", "export"),
+    "samples": ("*/samples.parquet", "export"),
+    "export": ("*/exports/*/export.json", "export"),
+    "vocabulary": ("vocabulary/*/vocabulary.json", None),
+    "report": ("report/statistics.json", None),
+    "configuration": ("config/*.yaml", None),
+    "lock": (".run.lock", None),
+}
+_NEVER_READ = "no job and no trainer reads it: it is a record for people"
+HARMLESS = {
+    "server": _NEVER_READ,
+    "report": _NEVER_READ,
+    "vocabulary": "trainers read the files of the export, which are copies",
+    "configuration": "every run writes it anew",
+    "lock": "its content is only shown; the lock is the kernel's",
+    "tokens": "what was captured is in the shards; the next plan reads and checks it",
+    "accounting": "what was captured is in the manifest; the next plan reads and checks it",
+    "shard tokens": "what was captured is in the shards; the next manifest reads and checks it",
+    "recaptures": "the shard was verified; trainers read the shard",
+    "receipts": "the shard was verified; trainers read the shard",
+    "verified": "the manifest has what it says; the next manifest reads and checks it",
+    "shard": "README: a second run does not read shards, and verify=True does",
+    "export": "an export reads it and writes it anew",
+}
+# the content is whole
+UNCHANGED = "the content is as it was"
+
+
+def flip(place: float) -> Callable[[Path, Path | None], None]:
+    """Return a damage that flips one bit, as a disk does: size and time stay."""
+
+    def damage(path: Path, other: Path | None) -> None:
+        before, data = path.stat(), bytearray(path.read_bytes())
+        data[min(int(len(data) * place), len(data) - 1)] ^= 4
+        path.write_bytes(data)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    return damage
+
+
+def truncate(path: Path, other: Path | None) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path, other: Path | None) -> None:
+    os.truncate(path, 0)
+
+
+def replace(path: Path, other: Path | None) -> None:
+    if other:
+        shutil.copyfile(other, path)
+
+
+def delete(path: Path, other: Path | None) -> None:
+    path.unlink()
+
+
+def date(seconds: float) -> Callable[[Path, Path | None], None]:
+    def damage(path: Path, other: Path | None) -> None:
+        os.utime(path, (time.time() + seconds,) * 2)
+
+    return damage
+
+
+DAMAGES: dict[str, Callable[[Path, Path | None], None]] = {
+    "truncated": truncate,
+    "emptied": empty,
+    "bit in the head": flip(0.02),
+    "bit in the middle": flip(0.5),
+    "bit at the end": flip(1.0),
+    "another's": replace,
+    "deleted": delete,
+    "dated back": date(-86400),
+    "dated ahead": date(86400),
+}
+_REMEDY = re.compile(r"(?:run|again|shard|made): ((?:rm|touch|find|snakemake) .+)$", re.MULTILINE)
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What was noticed of one damage: who noticed it, and how it said so."""
+
+    kind: str
+    damage: str
+    noticed: list[str] = dataclasses.field(default_factory=list)
+    wrong: list[str] = dataclasses.field(default_factory=list)
+
+    def __str__(self) -> str:
+        said = "; ".join(self.noticed) or f"harmless: {self.reason()}"
+        return f"{self.kind:13} {self.damage:18} " + (
+            f"WRONG: {'; '.join(self.wrong)}; {said}" if self.wrong else said
+        )
+
+    def reason(self) -> str:
+        unchanged = self.damage.startswith("dated")
+        return UNCHANGED if unchanged else HARMLESS.get(self.kind, "")
+
+
+def cases(
+    results: Path, kinds: list[str], damages: list[str]
+) -> Iterator[tuple[str, str, Path, Path | None]]:
+    """Yield kind, damage, the file to damage, and another file of the kind."""
+    for kind in kinds:
+        files = sorted(results.glob(KINDS[kind][0]))
+        if kind == "shard":
+            files = [path for path in files if ".recaptures" not in path.name]
+        assert files, f"the tree has no {kind}"
+        for damage in damages:
+            if damage != "another's" or len(files) > 1:
+                yield kind, damage, files[0], files[1] if len(files) > 1 else None
+
+
+def try_damage(
+    finished: Finished, folder: Path, kind: str, damage: str, path: Path, other: Path | None
+) -> Outcome:
+    """Damage one file in a copy of the tree, and look who notices it.
+
+    Args:
+        finished: the whole tree.
+        folder: folder of the copy, which is made and removed.
+        path: the file to damage, in the whole tree.
+        other: another file of its kind.
+    """
+    shutil.copytree(finished.workspace.folder, folder, copy_function=shutil.copy2, symlinks=True)
+    try:
+        copy = Finished(dataclasses.replace(finished.workspace, folder=folder), finished.samples)
+        damaged = folder / path.relative_to(finished.workspace.folder)
+        outcome = Outcome(kind, damage)
+        # published files have no write bits, which stop no disk and no root
+        damaged.chmod(0o644)
+        DAMAGES[damage](damaged, other)
+        _run(copy, outcome, damaged)
+        for verify in (False, True):
+            _read(copy, outcome, damaged, verify=verify)
+        if not outcome.noticed and not damage.startswith("dated"):
+            _force_next_reader(copy, outcome, damaged)
+        if not outcome.noticed and not outcome.reason():
+            outcome.wrong.append("not noticed, and no reason is stated")
+        return outcome
+    finally:
+        shutil.rmtree(folder)
+
+
+def _run(copy: Finished, outcome: Outcome, damaged: Path, *flags: str) -> None:
+    """Run Snakemake; where it refuses, run what it says, and then it must succeed."""
+    before = damaged.read_bytes() if damaged.exists() else None
+    # a file dated in the future may stop more than one rule
+    for _ in range(3):
+        done = copy.workspace.snakemake(*flags)
+        if done.returncode == 0:
+            if (damaged.read_bytes() if damaged.exists() else None) != before:
+                outcome.noticed.append("snakemake made it again")
+            return
+        if "Traceback" in done.stdout:
+            outcome.wrong.append(f"traceback: {done.stdout[-2000:]}")
+        lines = [line for line in done.stdout.splitlines() if damaged.name in line]
+        remedies = _REMEDY.findall(done.stdout)
+        outcome.noticed.append(f"snakemake: {_first(lines)}")
+        if not lines or not remedies:
+            outcome.wrong.append(f"no name or no remedy: {done.stdout[-2000:]}")
+            return
+        # what stands after the command on its line is prose
+        command = remedies[-1].split(", then")[0]
+        subprocess.run(
+            command,
+            shell=True,
+            cwd=copy.workspace.folder,
+            env=copy.workspace.prepare()["env"],
+            capture_output=True,
+        )
+        flags = ()
+    outcome.wrong.append(f"what the message says does not help: {done.stdout[-2000:]}")
+
+
+def _first(lines: list[str]) -> str:
+    errors = [line for line in lines if "expected" in line or "error" in line] or lines
+    return errors[-1].strip()[:160] if errors else "no line names the file"
+
+
+def _read(copy: Finished, outcome: Outcome, damaged: Path, *, verify: bool) -> None:
+    """Read every sample; a reader either refuses with a remedy, or finds what was captured."""
+    who = "ShardDataset with verify" if verify else "ShardDataset"
+    try:
+        same = equal(read_all(copy.manifest, verify=verify), copy.samples)
+    except UserError as error:
+        outcome.noticed.append(f"{who}: {str(error)[:160]}")
+        if damaged.name not in str(error):
+            outcome.wrong.append(f"{who} does not name the file: {error}")
+    except Exception as error:
+        outcome.wrong.append(f"{who}: {type(error).__name__}: {error}")
+    else:
+        if not same and (verify or outcome.kind != "shard"):
+            outcome.wrong.append(f"{who} gives other samples")
+
+
+def _force_next_reader(copy: Finished, outcome: Outcome, damaged: Path) -> None:
+    """Force the job that reads the file next."""
+    wanted = KINDS[outcome.kind][1]
+    if not wanted:
+        return
+    capture = copy.results.captures()[0]
+    target = {
+        "plan": copy.results.plan,
+        "manifest": capture.manifest,
+        "verified": capture.verified(damaged.name.split(".")[0]),
+        "export": capture.export("specforge"),
+    }[wanted]
+    name = target.relative_to(copy.workspace.folder)
+    _run(copy, outcome, damaged, "--forcerun", str(name))
+    _read(copy, outcome, damaged, verify=True)
+
+
+def main() -> None:
+    """Try the cases, print the table, and end with status 1 if one is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--folder", type=Path, required=True, help="the tree is made or found here")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--damages", nargs="+", choices=DAMAGES, default=list(DAMAGES))
+    arguments = parser.parse_args()
+    whole = arguments.folder / "whole"
+    finished = (
+        find_finished(whole)
+        if whole.exists()
+        else make_finished(whole, rows=8, exports={"specforge": {}}, draft_vocab_size=64)
+    )
+    wrong = 0
+    for kind, damage, path, other in cases(
+        finished.workspace.results, arguments.kinds, arguments.damages
+    ):
+        outcome = try_damage(finished, arguments.folder / "copy", kind, damage, path, other)
+        print(outcome, flush=True)
+        wrong += bool(outcome.wrong)
+    print(f"{wrong} cases are wrong")
+    sys.exit(wrong > 0)
+
+
+def find_finished(folder: Path) -> Finished:
+    """Return the tree that an earlier call made."""
+    import yaml
+    from workspace import Workspace
+
+    workspace = Workspace(folder, yaml.safe_load((folder / "config.yaml").read_text()))
+    manifest = Results(workspace.results).captures()[0].manifest
+    return Finished(workspace, read_all(manifest))
+
+
+if __name__ == "__main__":
+    main()
