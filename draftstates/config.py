@@ -59,6 +59,39 @@ Column = Literal[
     "loss_mask",
 ]
 ChatRole = Literal["system", "developer", "user", "assistant", "tool"]
+# auto, template, DeepSeek-V3.2's own encoding, and the text renderers of the package renderers
+Renderer = Literal[
+    "auto",
+    "template",
+    "deepseek-v3.2",
+    "deepseek-r1",
+    "deepseek-v3",
+    "deepseek-v4",
+    "gemma4",
+    "glm-4.5",
+    "glm-5",
+    "glm-5.1",
+    "glm-5.3",
+    "gpt-oss",
+    "hy3",
+    "kimi-k2",
+    "kimi-k2.5",
+    "laguna-m.1",
+    "laguna-s-2.1",
+    "laguna-xs-2.1",
+    "laguna-xs.2",
+    "llama-3",
+    "minimax-m2",
+    "nemotron-3",
+    "nemotron-3-ultra",
+    "nemotron-3.5",
+    "prime-qwen3",
+    "qwen3",
+    "qwen3-vl",
+    "qwen3.5",
+    "qwen3.6",
+    "qwen3.8",
+]
 Trainer = Literal["speculators", "specforge", "model_optimizer", "deepspec"]
 
 # the date for templates that ask for today's: with the true date, the ids would change every day
@@ -131,6 +164,12 @@ class SampleOptions(Section):
         [],
         description="content that a row may lose where the template does not render it; such rows"
         " are kept and counted, others are skipped as not_rendered",
+    )
+    renderer: Renderer = Field(
+        "auto",
+        description="what renders conversations: template is the tokenizer's own template, or"
+        " chat_template; a name is a renderer of the package renderers, or deepseek-v3.2; auto"
+        " takes the template where it passes the checks, else the renderer of the model's type",
     )
     chat_template: ConfiguredPath | None = Field(
         None, description="a Jinja file to use instead of the tokenizer's own template"

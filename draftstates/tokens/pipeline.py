@@ -56,6 +56,7 @@ class Pipeline:
         return ChatTemplate(
             self.tokenizer_path,
             chat_template=options.chat_template,
+            renderer=options.renderer,
             arguments=options.template_arguments,
             end_tokens=options.end_tokens,
             today=options.template_date,

@@ -16,6 +16,8 @@ import numpy as np
 from draftstates.tokens.content import ContentCheck
 from draftstates.tokens.conversations import Conversation
 from draftstates.tokens.options import TokeniseOptions
+from draftstates.tokens.prefill import continuation
+from draftstates.tokens.rendering import Rendered
 from draftstates.tokens.rows import RowSkipped
 from draftstates.tokens.template import ChatTemplate
 
@@ -149,18 +151,20 @@ def _turn(
     check: ContentCheck,
     is_open: bool,
 ) -> _Turn:
-    prompt_text = template.render(messages[:place], tools=tools, prompt=True)
-    text = template.render(messages[: place + 1], tools=tools)
+    prompt = template.rendered(messages[:place], tools=tools, prompt=True)
+    turn = template.rendered(messages[: place + 1], tools=tools)
     if is_open:
-        text = _without_end(text, messages[place], len(prompt_text), template)
-    prompt, ids = template.encode(prompt_text), template.encode(text)
-    start = len(prompt)
-    if not _begins(ids, prompt):
+        text = _without_end(turn.text, messages[place], len(prompt.text), template)
+        turn = Rendered(text, template.encode(text))
+    ids, start = turn.ids, len(prompt.ids)
+    if not _begins(ids, prompt.ids):
         ids = np.concatenate(
-            [prompt, _continuation(prompt, prompt_text, text, messages[place], template, is_open)]
+            [prompt.ids, _continuation(prompt, turn, messages[place], template, is_open)]
         )
+    if not is_open:
+        ids = template.ends.closed(ids, messages, place)
     end = len(ids) if is_open else start + template.turn_end(ids[start:])
-    check.see(place, prompt_text, _answer_text(prompt_text, text, ids[start:], template))
+    check.see(place, prompt.text, _answer_text(prompt.text, turn.text, ids[start:], template))
     if end == start:
         raise RowSkipped("no_supervised_tokens", "the answer was cut before its first token")
     if options.include_reasoning:
@@ -189,7 +193,7 @@ def _without_end(text: str, message: dict[str, Any], start: int, template: ChatT
         template: the template.
     """
     body = text.removesuffix(template.closing_text)
-    if body == text:
+    if body == text and not template.ends.next_role:
         # a turn of calls may be closed in another way
         places = [text.rfind(mark, start) for mark in template.end_marks]
         if max(places, default=-1) < 0:
@@ -215,9 +219,8 @@ def _begins(ids: np.ndarray, prefix: np.ndarray) -> bool:
 
 
 def _continuation(
-    prompt: np.ndarray,
-    prompt_text: str,
-    text: str,
+    prompt: Rendered,
+    turn: Rendered,
     message: dict[str, Any],
     template: ChatTemplate,
     is_open: bool,
@@ -225,24 +228,26 @@ def _continuation(
     """Return the ids that the model would generate after the prompt.
 
     This is for a turn whose ids do not begin with the prompt's ids, such as where tokens merge
-    across the prompt's end.
+    across the prompt's end, or where the prompt holds more than history shows.
     """
-    if text.startswith(prompt_text):
-        return template.encode(text[len(prompt_text) :])
+    if (rest := continuation(prompt.text, turn.text, prefill=template.prefill)) is not None:
+        return template.encode(rest)
     content = message["content"]
     if isinstance(content, str) and not message.get("tool_calls"):
         # The prompt opens the turn (such as with the start of a thought), and the data has the same
         # opener: the template renders it once.
         answer = template.encode(content)
-        for shared in range(min(len(prompt), len(answer), _LONGEST_OPENER), 0, -1):
-            if _begins(answer, prompt[-shared:]) and template.added_ids.intersection(
+        for shared in range(min(len(prompt.ids), len(answer), _LONGEST_OPENER), 0, -1):
+            if _begins(answer, prompt.ids[-shared:]) and template.added_ids.intersection(
                 answer[:shared].tolist()
             ):
                 closing = [] if is_open else template.closing
                 return np.concatenate([answer[shared:], np.array(closing, dtype=np.int32)])
     raise RowSkipped(
         "prompt_not_prefix",
-        f"expected a rendering that begins as the prompt, which ends in {prompt_text[-40:]!r}",
+        "expected a rendering that begins as the prompt, which ends in"
+        f" {prompt.text[-40:]!r}: where that opens a thought, the answer needs reasoning, or"
+        " data.template_arguments that switch thoughts off",
     )
 
 
@@ -267,7 +272,7 @@ def _answer_start(
     bare = {key: value for key, value in message.items() if key != "tool_calls"} | {
         "content": thought + closer
     }
-    other = template.encode(template.render([*messages[:place], bare], tools=tools))
+    other = template.rendered([*messages[:place], bare], tools=tools).ids
     shorter = min(len(ids), len(other))
     differing = np.flatnonzero(ids[:shorter] != other[:shorter])
     return max(int(differing[0]) if len(differing) else shorter, start)

@@ -1,0 +1,197 @@
+"""The forms in which a template takes calls, reasoning and parts, and what it drops without an error.
+
+Templates differ in them. Probes with a mark in their content show them, once for each template.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from draftstates.tokens.content import MARK
+from draftstates.tokens.messages import REASONING_KEYS
+from draftstates.tokens.rows import RowSkipped
+
+_NAME, _ID = "fkx", "abcdefghi"
+_USER = {"role": "user", "content": "Hi"}
+_ANSWER = {"role": "assistant", "content": "Yes"}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": "d",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+
+Message = dict[str, Any]
+Render = Callable[..., str]
+
+
+@dataclasses.dataclass(frozen=True)
+class CallForm:
+    """The form in which a template takes calls.
+
+    Attributes:
+        content: content of a message that has calls and no text.
+        as_text: whether arguments are JSON text; otherwise they are an object.
+    """
+
+    content: str | None = ""
+    as_text: bool = False
+
+    def formed(self, message: Message) -> Message:
+        """Return a message with its calls in this form."""
+        calls = message["tool_calls"]
+        if self.as_text:
+            calls = [
+                {**call, "function": {**call["function"], "arguments": _as_json(call)}}
+                for call in calls
+            ]
+        return {**message, "content": message["content"] or self.content, "tool_calls": calls}
+
+
+# what the server hands to the template
+SERVERS_FORM = CallForm()
+
+
+@dataclasses.dataclass(frozen=True)
+class Forms:
+    """What a template renders of messages, and in which form it takes them.
+
+    Attributes:
+        takes_parts: whether the content may be a list of parts.
+        calls: form of calls; None where the template shows none.
+        reasoning: key under which it reads the reasoning of an answer, and of a turn with calls;
+            None where it shows none.
+        ignored: kinds of content that it drops.
+    """
+
+    takes_parts: bool
+    calls: CallForm | None
+    reasoning: tuple[str | None, str | None]
+    ignored: frozenset[str]
+
+    def formed(self, message: Message) -> Message:
+        """Return a message, its reasoning under `reasoning_content`, in the template's form."""
+        content = message["content"]
+        if isinstance(content, list) and not (self.takes_parts and message["role"] != "tool"):
+            message = {**message, "content": " ".join(part["text"] for part in content)}
+        if message.get("tool_calls"):
+            message = (self.calls or SERVERS_FORM).formed(message)
+        if "reasoning_content" in message:
+            key = self.reasoning[bool(message.get("tool_calls"))]
+            if key != "reasoning_content":
+                message = dict(message)
+                thought = message.pop("reasoning_content")
+                message.update({key: thought} if key else {})
+        return message
+
+    def lost(self, messages: list[Message]) -> set[str]:
+        """Return the kinds of content that the template drops, of those that the messages have.
+
+        Args:
+            messages: messages of the chat format.
+        """
+        return {kind for message in messages for kind in _kinds(message)} & self.ignored
+
+    def calling(self) -> list[Message]:
+        """Return assistant messages that differ in their call; none where calls are not shown."""
+        if self.calls is None:
+            return []
+        return [self.calls.formed(_call(name, text)) for name, text in (("f", "1"), ("g", "x y"))]
+
+
+def find_forms(render: Render) -> Forms:
+    """Probe what a template renders.
+
+    Args:
+        render: `ChatTemplate.render`.
+    """
+    forms = (CallForm(content, as_text) for as_text in (False, True) for content in ("", None))
+    calls = next((form for form in forms if _shows_call(render, form)), None)
+    reasoning = (
+        _reasoning_key(render, _ANSWER),
+        _reasoning_key(render, calls.formed(_call(_NAME, "1"))) if calls else None,
+    )
+    ignored = (
+        kind
+        for kind, probe in _probes(calls or SERVERS_FORM, reasoning)
+        # where a template refuses a probe, it refuses such a row by itself
+        if MARK not in (_rendered(render, probe) or MARK)
+    )
+    return Forms(_takes_parts(render), calls, reasoning, frozenset(ignored))
+
+
+def _as_json(call: dict[str, Any]) -> str:
+    """Return a call's arguments as JSON text, written as models write it."""
+    return json.dumps(call["function"]["arguments"], ensure_ascii=False)
+
+
+def _call(name: str, text: str, content: str = "") -> Message:
+    function = {"name": name, "arguments": {"q": text}}
+    calls = [{"id": _ID, "type": "function", "function": function}]
+    return {"role": "assistant", "content": content, "tool_calls": calls}
+
+
+def _rendered(render: Render, messages: list[Message]) -> str | None:
+    try:
+        return render(messages, tools=[_TOOL])
+    except RowSkipped:
+        return None
+
+
+def _shows_call(render: Render, form: CallForm) -> bool:
+    texts = [
+        _rendered(render, [_USER, form.formed(probe)]) or ""
+        for probe in (_call(MARK, "1"), _call(_NAME, MARK))
+    ]
+    return all(MARK in text for text in texts)
+
+
+def _reasoning_key(render: Render, message: Message) -> str | None:
+    for key in REASONING_KEYS:
+        if MARK in (_rendered(render, [_USER, {**message, key: MARK}]) or ""):
+            return key
+    return None
+
+
+def _takes_parts(render: Render) -> bool:
+    parts = {"role": "user", "content": [{"type": "text", "text": "Hi"}]}
+    try:
+        return render([parts], prompt=True) == render([_USER], prompt=True)
+    except RowSkipped:
+        return False
+
+
+def _probes(
+    form: CallForm, reasoning: tuple[str | None, str | None]
+) -> Iterator[tuple[str, list[Message]]]:
+    """Give conversations with a mark in one kind of content each."""
+    for role in ("system", "developer"):
+        yield role, [{"role": role, "content": MARK}, _USER, _ANSWER]
+    result = {"role": "tool", "name": _NAME, "tool_call_id": _ID, "content": MARK}
+    yield "tool", [_USER, form.formed(_call(_NAME, "1")), result, _ANSWER]
+    yield "tool calls", [_USER, form.formed(_call(_NAME, MARK))]
+    yield "tool calls beside text", [_USER, form.formed(_call(_NAME, MARK, "Yes"))]
+    yield "text beside tool calls", [_USER, form.formed(_call(_NAME, "1", MARK))]
+    key, with_call = (key or REASONING_KEYS[0] for key in reasoning)
+    yield "reasoning", [_USER, {**_ANSWER, key: MARK}]
+    yield (
+        "reasoning beside tool calls",
+        [_USER, {**form.formed(_call(_NAME, "1")), with_call: MARK}],
+    )
+
+
+def _kinds(message: Message) -> Iterator[str]:
+    """Give the kinds of content that a message has."""
+    yield message["role"]
+    if message.get("tool_calls"):
+        yield "tool calls"
+        if message["content"]:
+            yield "tool calls beside text"
+            yield "text beside tool calls"
+        if message.get("reasoning_content"):
+            yield "reasoning beside tool calls"
+    elif message.get("reasoning_content"):
+        yield "reasoning"

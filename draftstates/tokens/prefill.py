@@ -1,0 +1,63 @@
+"""The prefill of a generation prompt: text that the prompt adds to a turn and that history lacks.
+
+Gemma 4 opens a turn without thoughts with an empty thought channel, and shows the turn without it
+once it is history. The model sees the channel, so its turn begins behind it.
+"""
+
+import os
+from collections.abc import Callable, Collection
+
+from draftstates.tokens.rows import RowSkipped
+from draftstates.tokens.turn_ends import ANSWERS
+
+_USER = {"role": "user", "content": "Hi"}
+
+
+def find_prefill(render: Callable[..., str], *, marks: Collection[str]) -> str:
+    """Return the text at the end of a generation prompt that a rendered turn lacks; usually none.
+
+    A prompt that opens a thought and leaves it open is no prefill: the model would write the rest
+    of the thought, and a turn without it is none that follows the prompt.
+
+    Args:
+        render: `ChatTemplate.render`.
+        marks: the vocabulary's marks.
+    """
+    try:
+        history, prompt = render([_USER]), render([_USER], prompt=True)
+        turns = {
+            answer: render([_USER, {"role": "assistant", "content": answer}]) for answer in ANSWERS
+        }
+    except RowSkipped:
+        return ""
+    shared = len(os.path.commonprefix([prompt, *turns.values()]))
+    begins = all(turn[shared:].startswith(answer) for answer, turn in turns.items())
+    prefill = prompt[shared:]
+    if begins and prompt[:shared].startswith(history) and _is_closed(prefill, marks):
+        return prefill
+    return ""
+
+
+def _is_closed(text: str, marks: Collection[str]) -> bool:
+    """Return whether a text ends in a mark that closes something."""
+    found = [mark for mark in marks if mark in text]
+    last = [mark for mark in found if text.rstrip().endswith(mark)]
+    return bool(last) and (len(found) > 1 or last[0].startswith("</"))
+
+
+def continuation(prompt: str, turn: str, *, prefill: str) -> str | None:
+    """Return the text that the model writes after a generation prompt, or None if the two differ.
+
+    Args:
+        prompt: rendered history with generation prompt.
+        turn: rendered history and turn.
+        prefill: what `find_prefill` found.
+    """
+    if turn.startswith(prompt):
+        return turn[len(prompt) :]
+    history = prompt.removesuffix(prefill)
+    if not prefill or history == prompt or not turn.startswith(history):
+        return None
+    rest = turn[len(history) :]
+    # a turn that opens a thought of its own does not follow the prompt's empty one
+    return None if os.path.commonprefix([rest, prefill]) else rest
