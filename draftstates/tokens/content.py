@@ -217,7 +217,8 @@ def _pieces(message: dict[str, Any], reasoning_key: str | None) -> Iterator[_Pie
             yield _Piece(f"messages[].{key}", (key,), message[key])
     if reasoning_key and message.get(reasoning_key):
         yield _Piece("reasoning", (reasoning_key,), message[reasoning_key])
-    content = message["content"]
+    # some templates show calls beside no content only
+    content = message["content"] or ""
     if isinstance(content, list):
         for index, part in enumerate(content):
             yield _Piece("content", ("content", index, "text"), part["text"])

@@ -206,7 +206,7 @@ class _Words(dict[str, bytes]):
             regex.compile(patterns[-1]),
             regex.compile(f"({patterns[-1]})"),
         )
-        self._byte_marks = byte_marks()
+        self._byte_marks = _byte_marks()
         self._older: dict[str, bytes] = {}
         self._vouched: set[str] = set()
 
@@ -256,7 +256,7 @@ class _Words(dict[str, bytes]):
         self._vouched.add(character)
 
 
-def byte_marks() -> dict[int, str]:
+def _byte_marks() -> dict[int, str]:
     """Return the printable character that byte-level BPE writes for each byte."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]

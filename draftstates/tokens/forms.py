@@ -1,4 +1,4 @@
-"""The forms in which a template takes calls, reasoning and parts, and what it drops without an error.
+"""The forms in which a template takes calls, reasoning and parts, and what it drops.
 
 Templates differ in them. Probes with a mark in their content show them, once for each template.
 """

@@ -4,21 +4,15 @@ The package renders conversations of models whose tokenizers carry no template, 
 used. Its masks are not used: they show earlier turns as history, not as the model wrote them.
 """
 
-import base64
-import contextlib
 import datetime
-import hashlib
 import importlib.metadata
-import os
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from draftstates.errors import UserError
 from draftstates.model.folder import ModelFolder
-from draftstates.tokens.encoder import Encoder, byte_marks
+from draftstates.tokens.encoder import Encoder
 from draftstates.tokens.rendering import DeepseekV32Rendering, LibraryRendering, Rendering
 
 DEEPSEEK_V32 = "deepseek-v3.2"
@@ -46,9 +40,6 @@ _FOR_TYPE = {
     "qwen3_vl": ("qwen3-vl",),
     "qwen3_vl_moe": ("qwen3-vl",),
 }
-# openai_harmony reads its vocabulary from a file of this name in the folder that the variable names
-_HARMONY_VARIABLE, _HARMONY_FILE = "TIKTOKEN_ENCODINGS_BASE", "o200k_base.tiktoken"
-_HARMONY_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 
 
 def renderers_for(folder: Path) -> tuple[str, ...]:
@@ -84,13 +75,17 @@ def load_renderer(
     """
     if name == DEEPSEEK_V32:
         return _deepseek_v32(encoder, arguments)
+    if name == "gpt-oss":
+        # it would also download a vocabulary
+        raise UserError(
+            "data.renderer: gpt-oss: this renderer opens a thought in the prompt, which the server"
+            " leaves to the model: put the model's chat_template.jinja beside its tokenizer, or"
+            " name it with data.chat_template, and use data.renderer: template"
+        )
     from renderers import base, configs
 
     settings = configs.config_from_name(name)
-    dates = {
-        "gpt-oss": {"conversation_start_date": today.isoformat()},
-        "llama-3": {"date_string": today.strftime("%d %b %Y")},
-    }
+    dates = {"llama-3": {"date_string": today.strftime("%d %b %Y")}}
     try:
         given = {**dates.get(name, {}), **arguments}
         settings = base.merge_chat_template_kwargs(settings, given)
@@ -98,12 +93,8 @@ def load_renderer(
         raise UserError(
             f"data.template_arguments: the renderer {name} does not take them: {error}"
         ) from None
-    vocabulary = _harmony_vocabulary(folder, tokenizer) if name == "gpt-oss" else nullcontext()
     try:
-        with vocabulary:
-            renderer = base.create_renderer(tokenizer, settings)
-    except UserError:
-        raise
+        renderer = base.create_renderer(tokenizer, settings)
     except Exception as error:
         # a renderer looks its marks up in its own ways, with assertions among them
         raise UserError(
@@ -127,43 +118,3 @@ def _deepseek_v32(encoder: Encoder, arguments: Mapping[str, Any]) -> Rendering:
             f" found {', '.join(unknown)}"
         )
     return DeepseekV32Rendering(encoder, thinking=any(arguments.get(name) for name in known))
-
-
-@contextlib.contextmanager
-def _harmony_vocabulary(folder: Path, tokenizer: Any) -> Iterator[None]:
-    """Give openai_harmony its vocabulary, made from the tokenizer's own file.
-
-    It would download the vocabulary otherwise. A folder that the user names is left alone.
-
-    Raises:
-        UserError: the tokenizer holds another vocabulary.
-    """
-    if _HARMONY_VARIABLE in os.environ:
-        yield
-        return
-    content = _tiktoken_file(tokenizer)
-    if hashlib.sha256(content).hexdigest() != _HARMONY_SHA256:
-        raise UserError(
-            f"data.renderer: gpt-oss: {folder} holds another vocabulary than gpt-oss: use"
-            " data.renderer: template"
-        )
-    with tempfile.TemporaryDirectory(prefix="draftstates.") as scratch:
-        (Path(scratch) / _HARMONY_FILE).write_bytes(content)
-        os.environ[_HARMONY_VARIABLE] = scratch
-        try:
-            yield
-        finally:
-            del os.environ[_HARMONY_VARIABLE]
-
-
-def _tiktoken_file(tokenizer: Any) -> bytes:
-    """Return a byte-level BPE vocabulary as tiktoken writes it: a token in base64 and its rank."""
-    byte_of = {mark: byte for byte, mark in byte_marks().items()}
-    added = set(tokenizer.added_tokens_decoder)
-    plain = sorted(
-        (number, token) for token, number in tokenizer.get_vocab().items() if number not in added
-    )
-    return b"".join(
-        base64.b64encode(bytes(byte_of[mark] for mark in token)) + f" {rank}\n".encode()
-        for rank, token in plain
-    )

@@ -274,7 +274,10 @@ class ChatTemplate:
                 f"{refused}; models of this type use different formats: say which with"
                 f" data.renderer: {' or '.join(names)}"
             )
-        self._use(names[0])
+        try:
+            self._use(names[0])
+        except UserError as error:
+            raise UserError(f"{refused}; {error}") from None
         self.why = str(refused)
 
     def _another(self, chat_template: str) -> "ChatTemplate | None":

@@ -200,7 +200,7 @@ def _without_end(text: str, message: dict[str, Any], start: int, template: ChatT
             raise RowSkipped("no_turn_end", f"expected an end token, found {text[-40:]!r}")
         body = text[: max(places)]
     reasoning = message.get(template.reasoning_key, "") if template.reasoning_key else ""
-    if reasoning and not message["content"].strip() and not message.get("tool_calls"):
+    if reasoning and not (message["content"] or "").strip() and not message.get("tool_calls"):
         # cut within the reasoning, so the model did not end that either
         found = body.rfind(reasoning.strip(), start)
         if found < 0:

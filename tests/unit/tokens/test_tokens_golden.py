@@ -5,11 +5,8 @@
 import pytest
 from token_kit import chat, marked, server_ids, template, tokenise, tokenizer_folder
 
-from draftstates.tokens.conversations import Conversation
-from draftstates.tokens.options import TokeniseOptions
 from draftstates.tokens.rows import RowSkipped
 from draftstates.tokens.template import ChatTemplate
-from draftstates.tokens.turns import tokenise_conversation
 
 TOOLS = [
     {
@@ -193,13 +190,28 @@ def test_deepseek_v3_newlines_survive_although_transformers_calls_it_a_llama_tok
     assert loaded.tokenizer.decode(loaded.encode(text)) == text
 
 
-def test_deepseek_v3_tools_which_its_template_drops_are_refused() -> None:
+def test_deepseek_v3_tools_which_its_template_drops_are_refused_and_calls_are_not() -> None:
+    loaded = template("deepseek_v3")
     messages = [
         *chat("Rain?"),
         {"role": "assistant", "content": "", "tool_calls": [call("weather", city="Rome")]},
     ]
-    with pytest.raises(RowSkipped, match="not_rendered: the chat template ignores tool calls"):
-        tokenise(template("deepseek_v3"), messages, tools=TOOLS)
+    with pytest.raises(RowSkipped, match="not_rendered: the chat template ignores the tools"):
+        tokenise(loaded, messages, tools=TOOLS)
+    (sample,) = tokenise(loaded, messages)
+    # the template takes arguments as text, and calls only beside no content at all
+    assert marked(loaded, sample) == (
+        "<｜begin▁of▁sentence｜><｜User｜>Rain?<｜Assistant｜>⟦<｜tool▁calls▁begin｜>"
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n"
+        '```json\n{"city": "Rome"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+        "<｜end▁of▁sentence｜>⟧"
+    )
+
+
+def test_deepseek_v3_text_beside_a_call_is_named_as_lost() -> None:
+    beside = {"role": "assistant", "content": "Look.", "tool_calls": [call("weather", city="Rome")]}
+    with pytest.raises(RowSkipped, match="ignores tool calls beside text"):
+        tokenise(template("deepseek_v3"), [*chat("Rain?"), beside])
 
 
 # Llama 3: a turn's end differs from the end of text, and this template opens another turn whether
@@ -262,23 +274,14 @@ def test_gptoss_reasoning_left_out_of_the_targets() -> None:
     )
 
 
-def test_gptoss_a_call_ends_in_a_token_of_its_own_which_the_configuration_names() -> None:
+def test_gptoss_a_call_ends_in_a_token_of_its_own() -> None:
     messages = [
         *chat("Rain?", system="Be kind."),
         {**thought("Look.", ""), "tool_calls": [call("weather", city="Rome")]},
         {"role": "tool", "name": "weather", "content": "sun"},
         *chat("", "No.")[1:],
     ]
-    options = TokeniseOptions(max_tokens=512)
-    samples, lost = tokenise_conversation(
-        Conversation(messages, TOOLS), template("gptoss", "harmony.jinja"), options
-    )
-    assert [error.reason for error in lost] == [
-        "no_turn_end"
-        # as long as nobody says that <|call|> ends a turn
-    ]
-    assert len(samples) == 1
-    loaded = template("gptoss", "harmony.jinja", end_tokens=("<|call|>",))
+    loaded = template("gptoss", "harmony.jinja")
     (sample,) = tokenise(loaded, messages, tools=TOOLS)
     assert marked(loaded, sample).endswith(
         "<|start|>assistant⟦<|channel|>analysis<|message|>Look.<|end|>"
