@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from draftstates.config_problems import not_plain, problems, refusal
 from draftstates.config_types import (
@@ -41,6 +48,7 @@ from draftstates.config_types import (
 from draftstates.engine import flags, variables
 from draftstates.errors import UserError
 from draftstates.files import publish_text
+from draftstates.hub import HUB_ID, cached_snapshot, is_hub_id, model_name
 from draftstates.paths import Results
 
 Column = Literal[
@@ -57,6 +65,7 @@ Column = Literal[
     "history",
     "input_ids",
     "loss_mask",
+    "chat_template_kwargs",
 ]
 ChatRole = Literal["system", "developer", "user", "assistant", "tool"]
 # auto, template, DeepSeek-V3.2's own encoding, and the text renderers of the package renderers
@@ -98,6 +107,25 @@ Trainer = Literal["speculators", "specforge", "model_optimizer", "deepspec"]
 TEMPLATE_DATE = datetime.date(2024, 7, 26)
 
 
+# arguments of `apply_chat_template` that are not the template's
+_RESERVED = (
+    *("conversation", "messages", "tools", "chat_template", "tokenizer_kwargs", "tokenize"),
+    *("add_generation_prompt", "continue_final_message", "return_assistant_tokens_mask"),
+    *("padding", "truncation", "max_length", "return_tensors", "return_dict", "strftime_now"),
+)
+
+
+def reserved_arguments(arguments: Mapping[str, Any]) -> list[str]:
+    """Return the names among arguments for a template that rendering itself sets."""
+    return sorted(set(_RESERVED) & set(arguments))
+
+
+def _not_reserved(arguments: dict[str, Any]) -> dict[str, Any]:
+    if found := reserved_arguments(arguments):
+        raise refusal(f"expected arguments of the template, found {', '.join(found)}")
+    return arguments
+
+
 # ---- Keys --------------------------------------------------------------------------------------
 
 
@@ -118,17 +146,54 @@ class RowOptions(Section):
     )
 
 
+class HubData(Section):
+    """A data set of the Hugging Face hub."""
+
+    id: Annotated[str, Field(pattern=f"^{HUB_ID}$")] = Field(
+        description="its id, such as HuggingFaceH4/ultrachat_200k"
+    )
+    subset: str | None = Field(None, description="its subset; null for the default one")
+    split: Annotated[str, Field(min_length=1)] = Field("train", description="the split to read")
+    revision: Annotated[str, Field(min_length=1)] | None = Field(
+        None,
+        description="branch, tag or commit; null for the main branch. It is resolved to a commit,"
+        " which is recorded and read",
+    )
+
+
+TemplateArguments = Annotated[dict[str, Any], AfterValidator(_not_reserved)]
+
+
 class Source(RowOptions):
-    """One source of conversations."""
+    """One source of conversations: files, or a data set of the hub."""
 
     name: Name = Field(
         description="letters, digits, dot, dash or underscore; it names the source's outputs, so"
         " each source needs another name"
     )
-    files: Annotated[list[ConfiguredPath], Field(min_length=1)] = Field(
-        description="JSONL, JSON (also .gz or .zst), Parquet or Arrow files, or folders made by"
-        " datasets' save_to_disk"
+    files: list[ConfiguredPath] = Field(
+        [],
+        description="JSONL, JSON (also .gz or .zst), Parquet or Arrow files, patterns such as"
+        " data/train-*.parquet, folders of such files, or folders made by datasets' save_to_disk",
     )
+    hub: HubData | None = Field(
+        None,
+        description="a data set of the hub instead of files, from the local cache; it is fetched"
+        " where there is a network and HF_HUB_OFFLINE is not set",
+    )
+    template_arguments: TemplateArguments = Field(
+        {},
+        description="arguments for the template, over those of data; a row's column"
+        " chat_template_kwargs goes over both",
+    )
+
+    @model_validator(mode="after")
+    def _have_one_origin(self) -> Self:
+        if bool(self.files) == bool(self.hub):
+            raise refusal(
+                "expected files or hub, found " + ("both" if self.files else "neither"), key="files"
+            )
+        return self
 
 
 class SampleOptions(Section):
@@ -174,7 +239,7 @@ class SampleOptions(Section):
     chat_template: ConfiguredPath | None = Field(
         None, description="a Jinja file to use instead of the tokenizer's own template"
     )
-    template_arguments: dict[str, Any] = Field(
+    template_arguments: TemplateArguments = Field(
         {}, description="arguments for the template, such as enable_thinking: false"
     )
     template_date: Date = Field(
@@ -233,7 +298,8 @@ class Model(RemoteCode):
     """The target model."""
 
     path: ConfiguredPath = Field(
-        description="folder of the model, in Hugging Face's layout with safetensors"
+        description="folder of the model, in Hugging Face's layout with safetensors; or the id of a"
+        " model that lies in the hub's local cache"
     )
     name: Name | None = Field(
         None,
@@ -256,12 +322,19 @@ class Model(RemoteCode):
         " NVIDIA_TF32_OVERRIDE, each value a string; they enter the capture key",
     )
 
+    @field_validator("path")
+    @classmethod
+    def _look_into_the_hubs_cache(cls, path: Path) -> Path:
+        if path.exists() or not is_hub_id(str(path)):
+            return path
+        return cached_snapshot("models", str(path)) or path
+
     @field_validator("name")
     @classmethod
     def _take_the_folders_name(cls, name: str | None, info: ValidationInfo) -> str | None:
         if name is not None or "path" not in info.data:
             return name
-        name = info.data["path"].resolve().name
+        name = model_name(info.data["path"])
         if not re.fullmatch(NAME, name):
             raise refusal(f"missing: the folder's name, {name!r}, cannot name a results folder")
         return name

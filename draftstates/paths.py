@@ -148,6 +148,10 @@ class Results:
         """Return the file that accounts for every row of a source."""
         return self.tokens_folder / f"{source}.json"
 
+    def hub_record(self, source: str) -> Path:
+        """Return the file that says which commit of the hub's data set a source reads."""
+        return self.root / "hub" / f"{source}.json"
+
     @property
     def shard_tokens_folder(self) -> Path:
         return self.tokens_folder / "shards"
@@ -235,7 +239,7 @@ class Results:
     def made_by_rules(self) -> Iterator[Path]:
         """Give the files on the disk that rules make or read, logs and benchmarks apart."""
         for pattern in (
-            *("plan.json", "tokens/*.parquet", "tokens/*.json"),
+            *("plan.json", "hub/*.json", "tokens/*.parquet", "tokens/*.json"),
             *("*/server.json", "*/shards/[!.]*", "*/verified/*.json"),
             *("*/manifest.json", "*/samples.parquet", "*/exports/*/export.json"),
             *("report/*.html", "report/*.json"),

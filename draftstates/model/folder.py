@@ -18,7 +18,9 @@ from safetensors import SafetensorError, safe_open
 from draftstates.config import Configuration
 from draftstates.engine import flags
 from draftstates.errors import UserError
+from draftstates.hub import cache_folder, is_hub_id, model_name
 from draftstates.model.family import (
+    TEXT_CONFIG,
     check_capturable,
     final_norm,
     text_config,
@@ -83,19 +85,15 @@ class ModelFolder:
     @property
     def name(self) -> str:
         """Return a name for people: the folder's, or the model's in a Hugging Face cache."""
-        folder = self.path.absolute()
-        if folder.parent.name == "snapshots":
-            return folder.parent.parent.name.rsplit("--", 1)[-1]
-        return folder.resolve().name
+        return model_name(self.path)
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """Return `config.json`."""
         if not self.exists():
             raise UserError(
-                f"{self.path}: expected a model's folder, found no config.json in it: put the model"
-                " there, with tokenizer and weights, such as by `hf download <name> --local-dir"
-                f" {self.path}`"
+                f"{self.path.absolute()}: expected a model's folder, found no config.json in it:"
+                f" {_remedy(self.path)}"
             )
         return _read_mapping(self.config_path)
 
@@ -161,12 +159,18 @@ class ModelFolder:
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """Return the end tokens of `generation_config.json` and `config.json`, if they exist."""
+        """Return the end tokens of `generation_config.json` and `config.json`, if they exist.
+
+        A multimodal wrapper may name them for its language model alone.
+        """
         found: set[object] = set()
         for file in (self.path / "generation_config.json", self.config_path):
             if file.exists():
-                named = _read_mapping(file).get("eos_token_id")
-                found.update(named if isinstance(named, list) else [named])
+                content = _read_mapping(file)
+                text = content.get(TEXT_CONFIG)
+                for part in (content, text if isinstance(text, dict) else {}):
+                    named = part.get("eos_token_id")
+                    found.update(named if isinstance(named, list) else [named])
         return frozenset(token for token in found if isinstance(token, int))
 
     @property
@@ -230,6 +234,20 @@ def unreadable_weights(file: Path, error: Exception) -> UserError:
     return UserError(
         f"{file}: not a readable safetensors file: {type(error).__name__}: {error}: download it"
         " again"
+    )
+
+
+def _remedy(path: Path) -> str:
+    """Return what to do about a folder that holds no model."""
+    if is_hub_id(str(path)) and not path.parent.is_dir():
+        local = f"models/{path.name}"
+        return (
+            f"if {path} is a model of the hub, its cache {cache_folder()} does not hold it; run: hf"
+            f" download {path} --local-dir {local}, and set model.path: {local}"
+        )
+    return (
+        "put the model there, with tokenizer and weights, such as by: hf download"
+        f" <organisation>/{path.name} --local-dir {path}"
     )
 
 

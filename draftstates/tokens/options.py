@@ -4,6 +4,7 @@ from pathlib import Path
 
 from draftstates.config import Configuration, RemoteCode, RowOptions, SampleOptions
 from draftstates.errors import UserError
+from draftstates.tokens.sources import data_files
 
 
 class TokeniseOptions(SampleOptions, RowOptions, RemoteCode):
@@ -14,13 +15,13 @@ def source_options(config: Configuration, name: str) -> tuple[list[Path], Tokeni
     """Return the files and the options of one source.
 
     Raises:
-        UserError: the configuration has no such source.
+        UserError: the configuration has no such source, or it has no files.
     """
     source = config.data.source(name)
     values = {**dict(config.data), **dict(source), **dict(config.model)}
-    return source.files, TokeniseOptions(
-        **{option: values[option] for option in TokeniseOptions.model_fields}
-    )
+    values["template_arguments"] = {**config.data.template_arguments, **source.template_arguments}
+    options = TokeniseOptions(**{option: values[option] for option in TokeniseOptions.model_fields})
+    return data_files(config, name), options
 
 
 def read_template(path: Path) -> str:

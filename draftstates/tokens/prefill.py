@@ -4,6 +4,7 @@ Gemma 4 opens a turn without thoughts with an empty thought channel, and shows t
 once it is history. The model sees the channel, so its turn begins behind it.
 """
 
+import dataclasses
 import os
 from collections.abc import Callable, Collection
 
@@ -13,8 +14,39 @@ from draftstates.tokens.turn_ends import ANSWERS
 _USER = {"role": "user", "content": "Hi"}
 
 
-def find_prefill(render: Callable[..., str], *, marks: Collection[str]) -> str:
-    """Return the text at the end of a generation prompt that a rendered turn lacks; usually none.
+@dataclasses.dataclass(frozen=True)
+class Prefill:
+    """The text at the end of a generation prompt that a rendered turn lacks; usually empty.
+
+    Attributes:
+        text: the text.
+        opener: its first mark; empty where it does not begin with a mark.
+    """
+
+    text: str = ""
+    opener: str = ""
+
+    def continuation(self, prompt: str, turn: str) -> str | None:
+        """Return the text that the model writes after a prompt, or None if the two differ.
+
+        Args:
+            prompt: rendered history with generation prompt.
+            turn: rendered history and turn.
+        """
+        if turn.startswith(prompt):
+            return turn[len(prompt) :]
+        if not self.text or not prompt.endswith(self.text):
+            return None
+        history = prompt.removesuffix(self.text)
+        if not turn.startswith(history):
+            return None
+        rest = turn[len(history) :]
+        # a turn that opens a thought of its own does not follow the prompt's empty one
+        return None if self.opener and rest.startswith(self.opener) else rest
+
+
+def find_prefill(render: Callable[..., str], *, marks: Collection[str]) -> Prefill:
+    """Find the text at the end of a generation prompt that a rendered turn lacks.
 
     A prompt that opens a thought and leaves it open is no prefill: the model would write the rest
     of the thought, and a turn without it is none that follows the prompt.
@@ -29,13 +61,15 @@ def find_prefill(render: Callable[..., str], *, marks: Collection[str]) -> str:
             answer: render([_USER, {"role": "assistant", "content": answer}]) for answer in ANSWERS
         }
     except RowSkipped:
-        return ""
+        return Prefill()
     shared = len(os.path.commonprefix([prompt, *turns.values()]))
     begins = all(turn[shared:].startswith(answer) for answer, turn in turns.items())
-    prefill = prompt[shared:]
-    if begins and prompt[:shared].startswith(history) and _is_closed(prefill, marks):
-        return prefill
-    return ""
+    text = prompt[shared:]
+    if not (begins and prompt[:shared].startswith(history) and _is_closed(text, marks)):
+        return Prefill()
+    return Prefill(
+        text, max((mark for mark in marks if text.startswith(mark)), key=len, default="")
+    )
 
 
 def _is_closed(text: str, marks: Collection[str]) -> bool:
@@ -43,21 +77,3 @@ def _is_closed(text: str, marks: Collection[str]) -> bool:
     found = [mark for mark in marks if mark in text]
     last = [mark for mark in found if text.rstrip().endswith(mark)]
     return bool(last) and (len(found) > 1 or last[0].startswith("</"))
-
-
-def continuation(prompt: str, turn: str, *, prefill: str) -> str | None:
-    """Return the text that the model writes after a generation prompt, or None if the two differ.
-
-    Args:
-        prompt: rendered history with generation prompt.
-        turn: rendered history and turn.
-        prefill: what `find_prefill` found.
-    """
-    if turn.startswith(prompt):
-        return turn[len(prompt) :]
-    history = prompt.removesuffix(prefill)
-    if not prefill or history == prompt or not turn.startswith(history):
-        return None
-    rest = turn[len(history) :]
-    # a turn that opens a thought of its own does not follow the prompt's empty one
-    return None if os.path.commonprefix([rest, prefill]) else rest

@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from draftstates.errors import UserError
+from draftstates.tokens.hub_data import RECORD_FORMAT, open_record
+from draftstates.tokens.sources import COMPRESSED, SAVED
 
 # reasons why a row gives no sample: a closed list, so that the accounting can be read
 REASONS = {
@@ -53,9 +56,6 @@ REASONS = {
 # Reasons that say nothing about the row's quality; they do not count towards
 # `max_skipped_fraction`.
 BENIGN = frozenset({"too_long", "duplicate", "not_sampled"})
-_COMPRESSED = (".gz", ".zst")
-# files that save_to_disk writes beside the data
-_SAVED = ("state.json", "dataset_info.json", "dataset_dict.json")
 _CHUNK = 1 << 20
 _BATCH_ROWS = 256
 _DECODER = json.JSONDecoder()
@@ -140,7 +140,7 @@ def _check_kind(path: Path) -> None:
             f"{path}: expected a regular file, found a pipe, socket or device: write its content to"
             " a file first"
         )
-    if path.suffix in _COMPRESSED and not path.stat().st_size:
+    if path.suffix in COMPRESSED and not path.stat().st_size:
         raise UserError(
             f"{path}: expected compressed data, found an empty file: get it anew, or leave it out"
         )
@@ -149,11 +149,11 @@ def _check_kind(path: Path) -> None:
 def _read_file(path: Path) -> Iterator[tuple[str, object]]:
     if path.is_dir():
         return _read_folder(path)
-    kind = path.with_suffix("").suffix if path.suffix in _COMPRESSED else path.suffix
+    kind = path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
     if kind in (".jsonl", ".ndjson"):
         return _read_lines(_open_text(path))
     if kind == ".json":
-        return _read_json(path)
+        return _read_hub(path) if _is_record(path) else _read_json(path)
     if path.suffix in (".parquet", ".pq"):
         return _numbered(
             batch.to_pylist() for batch in pq.ParquetFile(path).iter_batches(batch_size=_BATCH_ROWS)
@@ -166,8 +166,32 @@ def _read_file(path: Path) -> Iterator[tuple[str, object]]:
     )
 
 
+def _is_record(path: Path) -> bool:
+    """Return whether a file is the record of a data set of the hub."""
+    with path.open("rb") as file:
+        return f'"format": "{RECORD_FORMAT}"'.encode() in file.read(200)
+
+
+def _read_hub(path: Path) -> Iterator[tuple[str, object]]:
+    table = open_record(path).with_format("arrow")
+    return _numbered(batch.to_pylist() for batch in table.iter(batch_size=_BATCH_ROWS))
+
+
 def _open_text(path: Path) -> io.BufferedReader:
-    return io.BufferedReader(pa.input_stream(str(path), compression="detect"))
+    """Open a file of text.
+
+    Raises:
+        UserError: the text is UTF-16 or UTF-32.
+    """
+    file = io.BufferedReader(pa.input_stream(str(path), compression="detect"))
+    beginning = file.peek(_CHUNK)[:64]
+    # JSON holds no zero byte, and text of two bytes a character holds many
+    if beginning.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in beginning:
+        raise UserError(
+            f"{path}: expected text in UTF-8, found UTF-16 or UTF-32; run: iconv --from-code UTF-16"
+            f" --to-code UTF-8 {shlex.quote(str(path))} > {shlex.quote(path.stem + '.utf8.jsonl')}"
+        )
+    return file
 
 
 def _read_lines(file: io.BufferedReader) -> Iterator[tuple[str, bytes]]:
@@ -252,7 +276,7 @@ def _arrow_batches(path: Path) -> Iterator[pa.RecordBatch]:
 def _read_folder(path: Path) -> Iterator[tuple[str, object]]:
     from datasets import Dataset, load_from_disk
 
-    saved = [path / name for name in _SAVED if (path / name).is_file()]
+    saved = [path / name for name in SAVED if (path / name).is_file()]
     for file in saved:
         _check_mapping(file)
     try:

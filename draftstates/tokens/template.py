@@ -39,7 +39,7 @@ class ChatTemplate:
         end_marks: the end tokens as text, where text is split at them.
         closing_text: text that is put after an assistant's text.
         forms: what of a message is rendered, and in which form.
-        prefill: text that a generation prompt adds and that history lacks; usually empty.
+        prefill: what a generation prompt adds and history lacks; usually nothing.
         added_ids: the vocabulary's marks; text is split at these first.
     """
 

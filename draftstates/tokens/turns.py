@@ -16,7 +16,6 @@ import numpy as np
 from draftstates.tokens.content import ContentCheck
 from draftstates.tokens.conversations import Conversation
 from draftstates.tokens.options import TokeniseOptions
-from draftstates.tokens.prefill import continuation
 from draftstates.tokens.rendering import Rendered
 from draftstates.tokens.rows import RowSkipped
 from draftstates.tokens.template import ChatTemplate
@@ -230,7 +229,7 @@ def _continuation(
     This is for a turn whose ids do not begin with the prompt's ids, such as where tokens merge
     across the prompt's end, or where the prompt holds more than history shows.
     """
-    if (rest := continuation(prompt.text, turn.text, prefill=template.prefill)) is not None:
+    if (rest := template.prefill.continuation(prompt.text, turn.text)) is not None:
         return template.encode(rest)
     content = message["content"]
     if isinstance(content, str) and not message.get("tool_calls"):
