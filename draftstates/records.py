@@ -48,6 +48,8 @@ class SourceAccount(Record):
         failed: failed rows by reason.
         not_used: kept rows by the name of a column, key or kind of content that is in none of
             their samples.
+        renderer: what rendered the conversations; empty for all sources together.
+        data: data set of the hub and its commit; empty for files.
     """
 
     rows_in: int
@@ -58,6 +60,8 @@ class SourceAccount(Record):
     tokens: int
     supervised_tokens: int
     not_used: dict[str, int] = dataclasses.field(default_factory=dict)
+    renderer: str = ""
+    data: str = ""
 
     def check(self, name: str) -> None:
         """Refuse an account that does not close (promise 1).

@@ -10,6 +10,7 @@ from pathlib import Path
 from draftstates import workflow as ask
 from draftstates.config import check_results, resolve, save_resolved
 from draftstates.errors import UserError
+from draftstates.model.context import server_context
 from draftstates.model.folder import check_model
 from draftstates.paths import Results
 from draftstates.plan.room import forecast
@@ -17,6 +18,7 @@ from draftstates.records import Plan
 from draftstates.extract.progress import say_each_minute
 from draftstates.report.failures import FailedJobs, summary
 from draftstates.tokens.options import read_template
+from draftstates.tokens.sources import check_files, data_files
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 
@@ -28,6 +30,7 @@ try:
     WORKFLOW = ask.code_folder(Path(str(workflow.current_basedir)).parent)
     check_results(CONFIG.results)
     check_model(CONFIG)
+    DATA_FILES = {source.name: data_files(CONFIG, source.name) for source in CONFIG.data.sources}
     CHAT_TEMPLATE = read_template(CONFIG.data.chat_template) if CONFIG.data.chat_template else None
 except UserError as error:
     raise WorkflowError(str(error)) from None
@@ -55,7 +58,7 @@ if workflow.is_main_process:
         ask.check_engine_arguments(CONFIG)
         ask.check_times(
             [
-                *(path for source in CONFIG.data.sources for path in source.files),
+                *(path for paths in DATA_FILES.values() for path in paths),
                 MODEL / "config.json",
             ],
             results=CONFIG.results,
@@ -113,7 +116,7 @@ def add_hook(name, hook):
 
 def named_files():
     """Return the data files that the configuration names."""
-    return [path for source in SOURCES.values() for path in source.files]
+    return [path for paths in DATA_FILES.values() for path in paths]
 
 
 def say_failures():
@@ -123,7 +126,26 @@ def say_failures():
 
 
 def source_files(wildcards):
-    return SOURCES[wildcards.source].files
+    """Return the files of a source; refuse one that does not exist and that no rule makes."""
+    try:
+        check_files(CONFIG, wildcards.source, made=is_made)
+    except UserError as error:
+        raise WorkflowError(str(error)) from None
+    return DATA_FILES[wildcards.source]
+
+
+def is_made(path):
+    """Return whether a rule of this workflow, or of one that uses it, makes a file."""
+    return any(rule.is_producer(str(path)) for rule in workflow.rules)
+
+
+def context_tokens(wildcards):
+    return server_context(CONFIG)
+
+
+def hub_options(wildcards):
+    hub = SOURCES[wildcards.source].hub
+    return hub.as_text() if hub else None
 
 
 def tokenise_options(wildcards):
@@ -189,8 +211,9 @@ def kept_files():
     next run. Therefore the outputs of every rule are targets.
     """
     made = [MODEL / "config.json"] if CONFIG.model.prepare != "none" else []
+    records = [RESULTS.hub_record(name) for name, source in SOURCES.items() if source.hub]
     tokens = [RESULTS.tokens("{source}"), RESULTS.accounting("{source}")]
-    return [*made, *expand(tokens, source=sorted(SOURCES))]
+    return [*made, *records, *expand(tokens, source=sorted(SOURCES))]
 
 
 def final_files(wildcards):

@@ -5,6 +5,7 @@ REQUIRED INPUTS:
     <model>/config.json, tokenizer and weights
 
 OUTPUTS:
+    record = results/hub/<source>.json, for a source that is a data set of the hub
     tokens = results/tokens/<source>.parquet
     accounting = results/tokens/<source>.json
     plan = results/plan.json, and results/tokens/shards/<shard_id>.parquet beside it
@@ -44,6 +45,29 @@ if DEMO_DATA in named_files() and not DEMO_DATA.exists():
         shell:
             """
             exec cp "$DRAFTSTATES_SCRIPTS"/../{output.data:q} {output.data:q} >{log:q} 2>&1
+            """
+
+
+if any(source.hub for source in CONFIG.data.sources):
+
+    rule hub_data:
+        """
+        Find a data set of the hub in the local cache, or fetch it; pin it to a commit.
+        """
+        output:
+            record=RESULTS.hub_record("{source}"),
+        log:
+            RESULTS.log("hub_data", "{source}"),
+        benchmark:
+            RESULTS.benchmark("hub_data", "{source}")
+        params:
+            hub=hub_options,
+        shell:
+            """
+            exec python "$DRAFTSTATES_SCRIPTS/hub_data.py" \
+                --config "$DRAFTSTATES_CONFIG" \
+                --source {wildcards.source:q} \
+                --output {output.record:q} >{log:q} 2>&1
             """
 
 
@@ -110,6 +134,7 @@ checkpoint plan:
         shards=CONFIG.shards.as_text(),
         checks=CONFIG.checks.as_text(),
         deduplicate=CONFIG.data.deduplicate,
+        context=context_tokens,
         max_bytes=CONFIG.max_bytes,
         exclude=sorted(CONFIG.exclude),
         code=ask.source_digest("plan", "model"),

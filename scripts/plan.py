@@ -10,6 +10,7 @@ from pathlib import Path
 from draftstates import config
 from draftstates.errors import run_command
 from draftstates.exports.possible import check_exports
+from draftstates.model.context import server_context
 from draftstates.model.digest import configured_capture
 from draftstates.model.folder import ModelFolder
 from draftstates.model.head import read_head
@@ -52,6 +53,7 @@ def main() -> None:
             budget=settings.max_bytes,
             exclude=settings.exclude,
             deduplicate=settings.data.deduplicate,
+            context_length=server_context(settings),
         ),
     )
     plan.publish(arguments.output)

@@ -20,7 +20,6 @@ from draftstates.engine import flags
 from draftstates.errors import UserError
 from draftstates.hub import cache_folder, is_hub_id, model_name
 from draftstates.model.family import (
-    TEXT_CONFIG,
     check_capturable,
     final_norm,
     text_config,
@@ -167,7 +166,7 @@ class ModelFolder:
         for file in (self.path / "generation_config.json", self.config_path):
             if file.exists():
                 content = _read_mapping(file)
-                text = content.get(TEXT_CONFIG)
+                text = text_config(content)
                 for part in (content, text if isinstance(text, dict) else {}):
                     named = part.get("eos_token_id")
                     found.update(named if isinstance(named, list) else [named])

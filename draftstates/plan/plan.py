@@ -16,6 +16,7 @@ from draftstates.containers import distinct, present_image
 from draftstates.errors import UserError
 from draftstates.paths import Results
 from draftstates.plan.boundaries import segment
+from draftstates.plan.context import check_lengths
 from draftstates.plan.recaptures import choose_recaptures
 from draftstates.plan.room import check_room
 from draftstates.plan.shard_tokens import write_shard_tokens
@@ -36,11 +37,13 @@ class PlanOptions(Shards, Checks):
         budget: bytes that all shards may take together; None for no limit but the disk.
         exclude: sample ids to leave out; some source must have each.
         deduplicate: whether a sample that an earlier source has is skipped.
+        context_length: tokens that the server takes, see `plan/context.py`; None for no limit.
     """
 
     budget: int | None
     exclude: list[str]
     deduplicate: bool
+    context_length: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,7 +77,7 @@ def make_plan(
 
     Raises:
         UserError: the accounting does not close, no row is kept, `exclude` has an id that no sample
-            has, or the room is too small. Then no file is written.
+            has, a sample is as long as the server's context, or the room is too small. Then no file is written.
     """
     cuts = _cut_sources(sorted(token_files, key=lambda path: path.stem), spec, options)
     entries = [entry for cut in cuts for entry in cut.entries]
@@ -136,6 +139,7 @@ def _cut_sources(token_files: list[Path], spec: CaptureSpec, options: PlanOption
     unknown = excluded = np.array(sorted(options.exclude), dtype="S32")
     for path in token_files:
         index = read_index(path)
+        check_lengths(index, options.context_length, exclude=options.exclude)
         reasons = np.zeros(len(index.names), dtype=object)
         if options.deduplicate:
             reasons[np.isin(index.names, seen)] = "duplicate"
@@ -209,6 +213,8 @@ def _account(index: SourceIndex, reasons: np.ndarray) -> SourceAccount:
         tokens=int(index.lengths[kept].sum()),
         supervised_tokens=int(index.supervised[kept].sum()),
         not_used=dict(index.accounting.get("not_used", {})),
+        renderer=index.accounting.get("renderer", ""),
+        data=index.accounting.get("data", ""),
     )
     account.check(f"source {index.source}")
     return account

@@ -39,6 +39,11 @@ def table(manifest: Manifest, *, path: Path) -> str:
     lines += [
         f"not used, {name}: {count:,} rows" for name, count in manifest.totals.not_used.items()
     ]
+    for name, account in manifest.sources.items():
+        if account.renderer not in ("", "template"):
+            lines.append(f"{name}: rendered by {account.renderer}")
+        if account.data:
+            lines.append(f"{name}: {account.data}")
     lines.append(f"{len(manifest.shards):,} shards, {manifest.totals.bytes:,} bytes")
     lines.append(f"manifest: {path}")
     return "\n".join(lines)

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from draftstates.config import reserved_arguments
 from draftstates.tokens.flags import FINISH_KEYS
 from draftstates.tokens.layouts import RowLayout
 from draftstates.tokens.messages import REASONING_KEYS, MessageReader
@@ -24,6 +25,7 @@ class Conversation:
         messages: messages with `role`, `content` and the other keys of the chat format; reasoning
             lies under `reasoning_content`.
         tools: tools that are offered to the model.
+        arguments: the row's own arguments for the template.
         unsupervised: numbers of the messages that the row excludes from what is learnt.
         open_turns: numbers of the assistant messages that the model did not end itself, such as
             those cut at a limit.
@@ -35,6 +37,7 @@ class Conversation:
     unsupervised: frozenset[int] = frozenset()
     open_turns: frozenset[int] = frozenset()
     not_used: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -112,13 +115,14 @@ class _RowParser:
             self._read_pair(layout)
         reader = self._reader
         self._read_finish()
-        tools = self._tools()
+        tools, arguments = self._tools(), self._arguments()
         return Conversation(
             reader.messages,
             tools,
             frozenset(reader.unsupervised),
             frozenset(reader.open_turns),
             self._not_used(),
+            arguments,
         )
 
     def _name(self, standard: str) -> str:
@@ -345,6 +349,20 @@ class _RowParser:
         given = [name for name in names if not is_empty(self._row.get(name))]
         # a second column stays unused, and is named
         return read_tools(self._take(given[0]), given[0]) if given else None
+
+    def _arguments(self) -> dict[str, Any]:
+        """Return the row's arguments for the template."""
+        name = self._name("chat_template_kwargs")
+        if is_empty(self._row.get(name)):
+            return {}
+        value = from_json(self._take(name))
+        if not isinstance(value, dict) or reserved_arguments(value):
+            raise RowSkipped(
+                "bad_columns",
+                f"column {name}: expected an object of arguments for the template, found"
+                f" {shown(self._row[name])}",
+            )
+        return value
 
     def _not_used(self) -> tuple[str, ...]:
         row, used = self._row, self._used

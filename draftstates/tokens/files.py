@@ -59,9 +59,10 @@ class SampleWriter:
         if len(self._rows) == _GROUP_ROWS:
             self._flush()
 
-    def finish(self) -> None:
-        """Write the remaining samples and give the file its final name."""
+    def finish(self, renderer: str) -> None:
+        """Write the remaining samples and what rendered them; give the file its final name."""
         self._flush()
+        self._writer.add_key_value_metadata({"draftstates.renderer": renderer})
         self._writer.close()
         publish(self._temporary, self.path)
 

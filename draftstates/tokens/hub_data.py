@@ -32,6 +32,14 @@ def write_record(hub: HubData, path: Path) -> None:
     publish_json({**record, "asked": hub.revision}, path)
 
 
+def is_record(path: Path) -> bool:
+    """Return whether a file is a record."""
+    if path.suffix != ".json" or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return f'"format": "{RECORD_FORMAT}"'.encode() in file.read(200)
+
+
 def read_record(path: Path) -> dict[str, Any]:
     """Return a record.
 

@@ -9,11 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from draftstates.ids import keyed_fraction, sample_id
+from draftstates.model.folder import ModelFolder
 from draftstates.tokens.conversations import Conversation, TokenRow, parse_row
+from draftstates.tokens.encoder import load_tokenizer
 from draftstates.tokens.options import TokeniseOptions
 from draftstates.tokens.rows import Row, RowSkipped, shown
 from draftstates.tokens.template import ChatTemplate
 from draftstates.tokens.turns import Sample, tokenise_conversation
+
+# most sets of rows' own arguments whose templates are kept
+_VARIANTS = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,6 +68,59 @@ class Pipeline:
             trust_remote_code=options.trust_remote_code,
         )
 
+    @functools.cached_property
+    def vocabulary(self) -> tuple[int, int | None]:
+        """The number of token ids of the model, and its beginning-of-sequence token.
+
+        A row of tokens needs no template, and its ids may be any that the model has. Only a folder
+        without a model asks the tokenizer.
+
+        Raises:
+            UserError: the tokenizer is needed and cannot be loaded.
+        """
+        model = ModelFolder(self.tokenizer_path)
+        if model.exists() and "vocab_size" in model.text:
+            begin = model.text.get("bos_token_id", model.config.get("bos_token_id"))
+            return model.vocab_size, begin if isinstance(begin, int) else None
+        tokenizer = load_tokenizer(
+            self.tokenizer_path, trust_remote_code=self.options.trust_remote_code
+        )
+        return len(tokenizer), tokenizer.bos_token_id
+
+    def needs_template(self, rows: Sequence[Row]) -> bool:
+        """Return whether a source that begins with these rows holds anything but tokens."""
+        kinds = {self._kind(row) for row in rows}
+        return TokenRow not in kinds or Conversation in kinds
+
+    def _kind(self, row: Row) -> type | None:
+        try:
+            return type(self._parsed(row))
+        except RowSkipped:
+            return None
+
+    def _parsed(self, row: Row) -> Conversation | TokenRow:
+        return parse_row(
+            row.value,
+            layout=self.options.format,
+            columns=self.options.columns,
+            roles=self.options.roles,
+        )
+
+    def _template_for(self, conversation: Conversation) -> ChatTemplate:
+        """Return the template, with the row's own arguments where it has some."""
+        if not conversation.arguments:
+            return self.template
+        key = json.dumps(conversation.arguments, sort_keys=True, default=str)
+        if key not in self._variants:
+            if len(self._variants) >= _VARIANTS:
+                self._variants.clear()
+            self._variants[key] = self.template.with_arguments(conversation.arguments)
+        return self._variants[key]
+
+    @functools.cached_property
+    def _variants(self) -> dict[str, ChatTemplate]:
+        return {}
+
     def process(self, rows: Sequence[Row]) -> list[RowResult]:
         return [self.process_row(row) for row in rows]
 
@@ -72,18 +130,15 @@ class Pipeline:
         A bad row raises no error: the reason is in `skipped` of the result.
         """
         try:
-            parsed = parse_row(
-                row.value,
-                layout=self.options.format,
-                columns=self.options.columns,
-                roles=self.options.roles,
-            )
+            parsed = self._parsed(row)
             self._draw(parsed)
             not_used = set(parsed.not_used)
             if isinstance(parsed, TokenRow):
                 samples, lost = [self._checked(parsed)], []
             else:
-                samples, lost = tokenise_conversation(parsed, self.template, self.options, not_used)
+                samples, lost = tokenise_conversation(
+                    parsed, self._template_for(parsed), self.options, not_used
+                )
         except RowSkipped as skipped:
             return RowResult(row.number, row.where, [], skipped)
         except Exception as error:
@@ -112,7 +167,8 @@ class Pipeline:
 
     def _checked(self, row: TokenRow) -> Sample:
         """Check a row that came as tokens: ids in range, a mask value for each, max_tokens."""
-        ids, mask, size = row.input_ids, row.loss_mask, self.template.vocabulary_size
+        ids, mask = row.input_ids, row.loss_mask
+        size, bos = self.vocabulary
         if len(ids) != len(mask):
             raise RowSkipped("bad_tokens", f"{len(ids)} ids but {len(mask)} mask values")
         if not ids:
@@ -134,7 +190,6 @@ class Pipeline:
             raise RowSkipped(
                 "too_long", f"expected at most {self.options.max_tokens} tokens, found {len(ids)}"
             )
-        bos = self.template.tokenizer.bos_token_id
         if bos is not None and ids[:2] == [bos, bos]:
             raise RowSkipped("doubled_bos", f"the first two tokens are both {bos}")
         if not any(mask[1:]):

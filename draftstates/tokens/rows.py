@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from draftstates.errors import UserError
-from draftstates.tokens.hub_data import RECORD_FORMAT, open_record
+from draftstates.tokens.hub_data import is_record, open_record
 from draftstates.tokens.sources import COMPRESSED, SAVED
 
 # reasons why a row gives no sample: a closed list, so that the accounting can be read
@@ -153,7 +153,7 @@ def _read_file(path: Path) -> Iterator[tuple[str, object]]:
     if kind in (".jsonl", ".ndjson"):
         return _read_lines(_open_text(path))
     if kind == ".json":
-        return _read_hub(path) if _is_record(path) else _read_json(path)
+        return _read_hub(path) if is_record(path) else _read_json(path)
     if path.suffix in (".parquet", ".pq"):
         return _numbered(
             batch.to_pylist() for batch in pq.ParquetFile(path).iter_batches(batch_size=_BATCH_ROWS)
@@ -164,12 +164,6 @@ def _read_file(path: Path) -> Iterator[tuple[str, object]]:
         f"{path}: expected .jsonl, .ndjson, .json (also .gz, .zst), .parquet, .arrow or a"
         " save_to_disk folder"
     )
-
-
-def _is_record(path: Path) -> bool:
-    """Return whether a file is the record of a data set of the hub."""
-    with path.open("rb") as file:
-        return f'"format": "{RECORD_FORMAT}"'.encode() in file.read(200)
 
 
 def _read_hub(path: Path) -> Iterator[tuple[str, object]]:

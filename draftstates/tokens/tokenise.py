@@ -14,11 +14,14 @@ from typing import Any
 from draftstates.errors import UserError
 from draftstates.tokens.accounting import Accounting
 from draftstates.tokens.files import SampleWriter, publish_accounting
+from draftstates.tokens.hub_data import is_record, read_record
 from draftstates.tokens.options import TokeniseOptions
 from draftstates.tokens.pipeline import Pipeline, RowResult
 from draftstates.tokens.rows import Row, read_rows
 
 _CHUNK_ROWS = 128
+# what renders a source of tokens
+NO_RENDERER = "none, the rows are tokens"
 _PROGRESS_SECONDS = 5.0
 # a worker process inherits it from its parent, tokenizer included
 _pipeline: Pipeline | None = None
@@ -54,25 +57,39 @@ def tokenise_source(
             no row is kept. Then no file has its final name.
     """
     pipeline = Pipeline(tokenizer_path, options)
-    # a wrong tokenizer is reported before any row is read
-    _ = pipeline.template
+    chunks = _chunked(read_rows(paths, limit=options.limit))
+    first = next(chunks, [])
+    # a wrong tokenizer is reported before rows are tokenised; rows of tokens need none
+    rendered = pipeline.needs_template(first)
+    renderer = pipeline.template.name if rendered else NO_RENDERER
+    if rendered and pipeline.template.why:
+        print(f"{name}: rendered by {renderer}, since {pipeline.template.why}", file=sys.stderr)
     counts = Accounting(name, deduplicate=options.deduplicate)
     progress = _Progress(name)
     with SampleWriter(output) as writer:
-        for result in _results(pipeline, read_rows(paths, limit=options.limit), workers):
+        for result in _results(pipeline, first, chunks, workers):
             for part, sample_id, sample in counts.add(result):
                 writer.add(row=result.number, part=part, sample_id=sample_id, sample=sample)
             progress.show(counts)
         counts.check(options.max_skipped_fraction)
-        writer.finish()
-    publish_accounting(counts.as_dict(), accounting, tokens=output)
+        writer.finish(renderer)
+    document = {**counts.as_dict(), "renderer": renderer, "data": _origin(paths)}
+    publish_accounting(document, accounting, tokens=output)
     progress.show(counts, last=True)
-    return counts.as_dict()
+    return document
 
 
-def _results(pipeline: Pipeline, rows: Iterator[Row], workers: int) -> Iterator[RowResult]:
-    chunks = _chunked(rows)
-    first = next(chunks, [])
+def _origin(paths: list[Path]) -> str:
+    """Return the data set and commit of a source from the hub; empty for files."""
+    if len(paths) == 1 and is_record(paths[0]):
+        record = read_record(paths[0])
+        return f"{record['id']}@{record['revision']}"
+    return ""
+
+
+def _results(
+    pipeline: Pipeline, first: list[Row], chunks: Iterator[list[Row]], workers: int
+) -> Iterator[RowResult]:
     # a small source is done before a second process has started
     if workers < 2 or len(first) < _CHUNK_ROWS:
         yield from pipeline.process(first)

@@ -16,6 +16,7 @@ FOUNDATION = {
     "engine",
     "errors",
     "files",
+    "hub",
     "ids",
     "paths",
     "records",
