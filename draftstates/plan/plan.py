@@ -77,7 +77,8 @@ def make_plan(
 
     Raises:
         UserError: the accounting does not close, no row is kept, `exclude` has an id that no sample
-            has, a sample is as long as the server's context, or the room is too small. Then no file is written.
+            has, a sample is as long as the server's context, or the room is too small. Then no file
+            is written.
     """
     cuts = _cut_sources(sorted(token_files, key=lambda path: path.stem), spec, options)
     entries = [entry for cut in cuts for entry in cut.entries]

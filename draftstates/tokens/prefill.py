@@ -56,20 +56,34 @@ def find_prefill(render: Callable[..., str], *, marks: Collection[str]) -> Prefi
         marks: the vocabulary's marks.
     """
     try:
-        history, prompt = render([_USER]), render([_USER], prompt=True)
+        prompt = render([_USER], prompt=True)
         turns = {
             answer: render([_USER, {"role": "assistant", "content": answer}]) for answer in ANSWERS
         }
     except RowSkipped:
         return Prefill()
-    shared = len(os.path.commonprefix([prompt, *turns.values()]))
-    begins = all(turn[shared:].startswith(answer) for answer, turn in turns.items())
+    shared = _before_marks(prompt, len(os.path.commonprefix([prompt, *turns.values()])), marks)
+    asked = prompt.rfind(_USER["content"]) + len(_USER["content"])
     text = prompt[shared:]
-    if not (begins and prompt[:shared].startswith(history) and _is_closed(text, marks)):
+    # what the model writes between the prefill and its answer
+    between = {turn[shared:].partition(answer)[0] for answer, turn in turns.items()}
+    if shared < asked or len(between) > 1 or not _is_closed(text, marks):
         return Prefill()
-    return Prefill(
-        text, max((mark for mark in marks if text.startswith(mark)), key=len, default="")
-    )
+    begin = between.pop()
+    if any(mark in text and mark in begin for mark in marks):
+        # the turn has the same marks: the prompt does not merely add some
+        return Prefill()
+    openers = (mark for mark in marks if text.startswith(mark))
+    return Prefill(text, max(openers, key=len, default=""))
+
+
+def _before_marks(text: str, place: int, marks: Collection[str]) -> int:
+    """Return a place in a text, moved to the beginning of the mark that it lies within."""
+    for mark in marks:
+        first = text.find(mark, max(place - len(mark) + 1, 0), place + len(mark) - 1)
+        if 0 <= first < place:
+            return first
+    return place
 
 
 def _is_closed(text: str, marks: Collection[str]) -> bool:

@@ -1,0 +1,212 @@
+"""Real chat templates, of many model families, with a tokenizer that has the marks of them all.
+
+Each template is supported, or refused with a sentence that says what to do.
+"""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from token_kit import REPOSITORY, chat, marked, tokenise
+
+from draftstates.errors import UserError
+from draftstates.tokens.conversations import Conversation
+from draftstates.tokens.options import TokeniseOptions
+from draftstates.tokens.rows import RowSkipped
+from draftstates.tokens.template import ChatTemplate
+from draftstates.tokens.turns import tokenise_conversation
+
+TEMPLATES = REPOSITORY / ".cache" / "templates"
+TOKENIZER = REPOSITORY / ".cache" / "tokenizers" / "marked"
+FILES = sorted(TEMPLATES.glob("*.jinja"))
+# end tokens that the models' own files name, by the beginning of the template's name
+ENDS = {
+    "Apertus": ("<|assistant_end|>",),
+    "Apriel-1": ("<|end|>",),
+    "ByteDance-Seed": ("<seed:eos>",),
+    "Cohere": ("<|END_OF_TURN_TOKEN|>",),
+    "GLM-4": ("<|endoftext|>", "<|user|>", "<|observation|>"),
+    "Kimi-K3": ("<|end_of_msg|>",),
+    "google-gemma-4": ("<turn|>", "<|tool_response>"),
+    "microsoft-Phi": ("<|end|>",),
+    "openai-gpt-oss": ("<|return|>", "<|call|>"),
+    "tencent-Hy3": ("<｜hy_eos:opensource｜>",),
+    "unsloth-Apriel": ("<|end|>",),
+    "upstage-Solar": ("<|end|>", "<|calls|>"),
+}
+NEEDS_TOOLS = "'NoneType' object is not iterable.*data.template_arguments.*data.chat_template"
+REFUSED = {
+    "CohereForAI-c4ai-command-r-plus-tool_use": NEEDS_TOOLS,
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": NEEDS_TOOLS,
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": NEEDS_TOOLS,
+    "fireworks-ai-llama-3-firefunction-v2": "'functions' is undefined.*data.template_arguments",
+    "llama-cpp-rwkv-world": "puts nothing after an assistant turn.*data.chat_template",
+}
+# templates whose prompt opens a thought that the model has to write
+THINKING = {
+    "Apriel-1.6-15b-Thinker-fixed",
+    "Cohere2MoE",
+    "GLM-4.7-Flash",
+    "MiniMax-M2",
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    "Spark2.5",
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+    # it is not the model's own: see deepseek_v32.py
+    "deepseek-ai-DeepSeek-V3.2",
+    "llama-cpp-deepseek-r1",
+}
+CALL = {
+    "id": "abcdefghi",
+    "type": "function",
+    "function": {"name": "weather", "arguments": {"city": "Rome"}},
+}
+CALLS: list[dict[str, Any]] = [
+    *chat("Rain?"),
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "abcdefghi", "name": "weather", "content": "sunny"},
+    {"role": "assistant", "content": "No."},
+]
+THOUGHT = [*chat("Hi"), {"role": "assistant", "content": "Hello", "reasoning_content": "Greet."}]
+
+
+@functools.cache
+def loaded(name: str) -> ChatTemplate:
+    ends = next((ends for start, ends in ENDS.items() if name.startswith(start)), ())
+    return ChatTemplate(TOKENIZER, chat_template=TEMPLATES / f"{name}.jinja", end_tokens=ends)
+
+
+def test_there_are_templates() -> None:
+    assert len(FILES) > 60
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_template_is_supported_or_refused_with_what_to_do(file: Path) -> None:
+    name = file.stem
+    if name in REFUSED:
+        with pytest.raises(UserError, match=f"(?s){REFUSED[name]}"):
+            loaded(name)
+        return
+    template = loaded(name)
+    if name in THINKING:
+        with pytest.raises(RowSkipped, match="prompt_not_prefix.*needs reasoning"):
+            tokenise(template, chat("Hi", "Hello"))
+    else:
+        for messages in (chat("Hi", "Hello"), chat("Hi", "Hello", "And?", "Yes it is")):
+            check_answers(template, messages)
+    check_rest(template, THOUGHT, "Greet.")
+    check_rest(template, CALLS, "Rome", "weather")
+
+
+def check_answers(template: ChatTemplate, messages: list[dict[str, Any]]) -> None:
+    """Check that each answer is supervised once, with an end token and what the prompt shows."""
+    samples = tokenise(template, messages)
+    texts = [text for sample in samples for text in targets(template, sample)]
+    answers = [message["content"] for message in messages if message["role"] == "assistant"]
+    assert len(texts) == len(answers)
+    for text, answer in zip(texts, answers, strict=True):
+        assert answer in text
+    places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    for sample, place in zip(samples, places, strict=False):
+        # the first supervised token follows the server's prompt
+        prompt = template.rendered(messages[:place], prompt=True).ids.tolist()
+        assert sample.input_ids[: len(prompt)].tolist() == prompt
+        assert not sample.loss_mask[: len(prompt)].any() or len(samples) < len(answers)
+        assert sample.loss_mask[len(prompt)] == 1
+        last = int(sample.loss_mask.nonzero()[0][-1])
+        assert int(sample.input_ids[last]) in template.end_ids
+
+
+def targets(template: ChatTemplate, sample: Any) -> list[str]:
+    return [part.split("⟧")[0] for part in marked(template, sample).split("⟦")[1:]]
+
+
+def check_rest(template: ChatTemplate, messages: list[dict[str, Any]], *pieces: str) -> None:
+    """Check that pieces of the model's turns are supervised, or that a reason says why not."""
+    conversation = Conversation(messages, None)
+    try:
+        samples, lost = tokenise_conversation(
+            conversation, template, TokeniseOptions(max_tokens=4096)
+        )
+    except RowSkipped as skipped:
+        assert skipped.reason in (
+            "not_rendered",
+            "template_error",
+            "prompt_not_prefix",
+            "no_turn_end",
+        )
+        return
+    supervised = "".join(text for sample in samples for text in targets(template, sample))
+    for piece in pieces:
+        assert piece in supervised or lost
+
+
+SYSTEM_LOST = "mistralai-Mistral-Nemo-Instruct-2407"
+
+
+@pytest.mark.parametrize(
+    "file", [file for file in FILES if file.stem not in REFUSED], ids=lambda file: file.stem
+)
+def test_a_system_prompt_is_rendered_or_the_row_is_skipped(file: Path) -> None:
+    template = loaded(file.stem)
+    messages = chat("Hi", "Hello", system="Be kind to Zq.")
+    try:
+        (sample,) = tokenise(template, messages)
+    except RowSkipped as skipped:
+        assert skipped.reason in ("not_rendered", "template_error", "prompt_not_prefix")
+        return
+    assert "Be kind to Zq." in marked(template, sample)
+
+
+# Families whose turns end or begin in ways of their own.
+
+
+def test_glm_a_turn_ends_with_the_token_of_the_next_role() -> None:
+    (sample,) = tokenise(loaded("GLM-4.6"), CALLS)
+    assert marked(loaded("GLM-4.6"), sample) == (
+        "[gMASK]<sop><|user|>\nRain?<|assistant|>⟦\n<think></think>\n<tool_call>weather\n"
+        "<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call><|observation|>⟧\n"
+        "<tool_response>\nsunny\n</tool_response><|assistant|>⟦\n<think></think>\nNo.<|user|>⟧"
+    )
+
+
+def test_glm_without_named_ends_the_message_says_which_to_name() -> None:
+    with pytest.raises(UserError, match="set data.end_tokens: .*<|user|>"):
+        ChatTemplate(TOKENIZER, chat_template=TEMPLATES / "GLM-4.6.jinja")
+
+
+def test_glm_an_answer_that_was_cut_has_no_end() -> None:
+    messages = chat("Hi", "Hello")
+    cut = Conversation(messages, None, open_turns=frozenset([1]))
+    (sample,), _ = tokenise_conversation(cut, loaded("GLM-4.6"), TokeniseOptions(max_tokens=4096))
+    assert marked(loaded("GLM-4.6"), sample).endswith("<|assistant|>⟦\n<think></think>\nHello⟧")
+
+
+def test_gemma_4_the_empty_thought_of_the_prompt_is_in_the_sample() -> None:
+    template = loaded("google-gemma-4-31B-it")
+    first, second = tokenise(template, chat("Hi", "Hello", "And?", "Yes"))
+    opened = "<|turn>model\n<|channel>thought\n<channel|>"
+    assert marked(template, first).endswith(f"{opened}⟦Hello<turn|>⟧\n")
+    assert marked(template, second).endswith(
+        f"<|turn>model\nHello<turn|>\n<|turn>user\nAnd?<turn|>\n{opened}⟦Yes<turn|>⟧\n"
+    )
+
+
+def test_gemma_4_a_call_ends_in_a_token_of_its_own() -> None:
+    template = loaded("google-gemma-4-31B-it")
+    call, answer = tokenise(template, CALLS)
+    assert marked(template, call).endswith(
+        '<channel|>⟦<|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|><|tool_response>⟧'
+    )
+    assert marked(template, answer).endswith("<tool_response|>⟦No.<turn|>⟧\n")
+
+
+def test_a_thought_after_an_empty_one_is_refused() -> None:
+    with pytest.raises(RowSkipped, match="prompt_not_prefix.*switch thoughts off"):
+        tokenise(loaded("tencent-Hy3"), THOUGHT)
+
+
+def test_deepseek_v3_1_arguments_are_text() -> None:
+    template = loaded("deepseek-ai-DeepSeek-V3.1")
+    (sample,) = tokenise(template, CALLS)
+    assert '<｜tool▁sep｜>{"city": "Rome"}<｜tool▁call▁end｜>' in marked(template, sample)
