@@ -3,6 +3,7 @@
 Every run of Snakemake asks for it, so this module imports no numpy.
 """
 
+import itertools
 from collections.abc import Sequence
 
 from draftstates.config import Configuration
@@ -42,7 +43,7 @@ def context_length(model: ModelFolder, server_args: Sequence[str]) -> int | None
     """
     named = [
         value
-        for flag, value in zip(server_args, [*server_args[1:], ""], strict=True)
+        for flag, value in itertools.pairwise(server_args)
         if flag.replace("_", "-") == CONTEXT_FLAG
     ]
     named += [

@@ -86,9 +86,8 @@ PAIRS: dict[str, tuple[str, str | None, frozenset[str]]] = {
     "laguna-xs.2": ("marked", "poolside-Laguna-XS.2", frozenset()),
     "hy3": ("marked", "tencent-Hy3", frozenset()),
     # transformers refuses `append` in this template, so SGLang refuses calls with it
-    "kimi-k2": ("marked", "Kimi-K2-Instruct", frozenset({"tools", "tools and reasoning"})),
-    # the template keeps an empty thought only in the last turn, the renderer in history too
-    "laguna-s-2.1": ("marked", "poolside-Laguna-S-2.1", frozenset({"multi", "tools"})),
+    "kimi-k2": ("marked", "Kimi-K2-Instruct", frozenset({"tools"})),
+    "laguna-s-2.1": ("marked", "poolside-Laguna-S-2.1", frozenset()),
     # another default system prompt: MiniMax-M2.5's; it stands before every conversation without one
     "minimax-m2": ("marked", "MiniMax-M2", EVERYTHING - {"system", "tools", "plain", "multi"}),
     # The renderer sees this template's empty thought only in a tokenizer that carries the template;
