@@ -5,6 +5,7 @@ Templates differ in them. Probes with a mark in their content show them, once fo
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from draftstates.tokens.messages import REASONING_KEYS
 from draftstates.tokens.rows import RowSkipped
 
 _NAME, _ID = "fkx", "abcdefghi"
+_TAGS = re.compile(rf"(<[^<>\s]+>)\s*{MARK}\s*(</[^<>\s]+>)")
 _USER = {"role": "user", "content": "Hi"}
 _ANSWER = {"role": "assistant", "content": "Yes"}
 _TOOL = {
@@ -65,18 +67,22 @@ class Forms:
         reasoning: key under which it reads the reasoning of an answer, and of a turn with calls;
             None where it shows none.
         ignored: kinds of content that it drops.
+        result_tags: the tags that it writes around a tool's result, if any.
     """
 
     takes_parts: bool
     calls: CallForm | None
     reasoning: tuple[str | None, str | None]
     ignored: frozenset[str]
+    result_tags: tuple[str, str] | None
 
     def formed(self, message: Message) -> Message:
         """Return a message, its reasoning under `reasoning_content`, in the template's form."""
         content = message["content"]
         if isinstance(content, list) and not (self.takes_parts and message["role"] != "tool"):
             message = {**message, "content": " ".join(part["text"] for part in content)}
+        if message["role"] == "tool":
+            return self._without_tags(message)
         if message.get("tool_calls"):
             message = (self.calls or SERVERS_FORM).formed(message)
         if "reasoning_content" in message:
@@ -86,6 +92,15 @@ class Forms:
                 thought = message.pop("reasoning_content")
                 message.update({key: thought} if key else {})
         return message
+
+    def _without_tags(self, message: Message) -> Message:
+        """Return a tool's result without the tags that the template writes, as Hermes has them."""
+        if self.result_tags is None:
+            return message
+        (first, last), text = self.result_tags, message["content"].strip()
+        if not (text.startswith(first) and text.endswith(last)):
+            return message
+        return {**message, "content": text[len(first) : -len(last)].strip()}
 
     def lost(self, messages: list[Message]) -> set[str]:
         """Return the kinds of content that the template drops, of those that the messages have.
@@ -120,7 +135,13 @@ def find_forms(render: Render) -> Forms:
         # where a template refuses a probe, it refuses such a row by itself
         if MARK not in (_rendered(render, probe) or MARK)
     )
-    return Forms(_takes_parts(render), calls, reasoning, frozenset(ignored))
+    return Forms(
+        takes_parts=_takes_parts(render),
+        calls=calls,
+        reasoning=reasoning,
+        ignored=frozenset(ignored),
+        result_tags=_result_tags(render, calls or SERVERS_FORM),
+    )
 
 
 def _as_json(call: dict[str, Any]) -> str:
@@ -154,6 +175,13 @@ def _reasoning_key(render: Render, message: Message) -> str | None:
         if MARK in (_rendered(render, [_USER, {**message, key: MARK}]) or ""):
             return key
     return None
+
+
+def _result_tags(render: Render, form: CallForm) -> tuple[str, str] | None:
+    result = {"role": "tool", "name": _NAME, "tool_call_id": _ID, "content": MARK}
+    text = _rendered(render, [_USER, form.formed(_call(_NAME, "1")), result])
+    found = _TAGS.search(text or "")
+    return (found[1], found[2]) if found else None
 
 
 def _takes_parts(render: Render) -> bool:
