@@ -123,8 +123,10 @@ def find_forms(render: Render) -> Forms:
     Args:
         render: `ChatTemplate.render`.
     """
-    forms = (CallForm(content, as_text) for as_text in (False, True) for content in ("", None))
-    calls = next((form for form in forms if _shows_call(render, form)), None)
+    forms = [CallForm(content, as_text) for as_text in (False, True) for content in ("", None)]
+    shown = [_shown_of_call(render, form) for form in forms]
+    # the first that shows most, and the name at least
+    calls = forms[shown.index(max(shown))] if max(shown) else None
     reasoning = (
         _reasoning_key(render, _ANSWER),
         _reasoning_key(render, calls.formed(_call(_NAME, "1"))) if calls else None,
@@ -162,12 +164,13 @@ def _rendered(render: Render, messages: list[Message]) -> str | None:
         return None
 
 
-def _shows_call(render: Render, form: CallForm) -> bool:
-    texts = [
-        _rendered(render, [_USER, form.formed(probe)]) or ""
+def _shown_of_call(render: Render, form: CallForm) -> int:
+    """Return 0 where a call is not shown, 1 where its name is, 2 where its arguments are too."""
+    name, arguments = (
+        MARK in (_rendered(render, [_USER, form.formed(probe)]) or "")
         for probe in (_call(MARK, "1"), _call(_NAME, MARK))
-    ]
-    return all(MARK in text for text in texts)
+    )
+    return name + (name and arguments)
 
 
 def _reasoning_key(render: Render, message: Message) -> str | None:
@@ -200,8 +203,8 @@ def _probes(
         yield role, [{"role": role, "content": MARK}, _USER, _ANSWER]
     result = {"role": "tool", "name": _NAME, "tool_call_id": _ID, "content": MARK}
     yield "tool", [_USER, form.formed(_call(_NAME, "1")), result, _ANSWER]
-    yield "tool calls", [_USER, form.formed(_call(_NAME, MARK))]
-    yield "tool calls beside text", [_USER, form.formed(_call(_NAME, MARK, "Yes"))]
+    yield "tool calls", [_USER, form.formed(_call(MARK, "1"))]
+    yield "tool calls beside text", [_USER, form.formed(_call(MARK, "1", "Yes"))]
     yield "text beside tool calls", [_USER, form.formed(_call(_NAME, "1", MARK))]
     key, with_call = (key or REASONING_KEYS[0] for key in reasoning)
     yield "reasoning", [_USER, {**_ANSWER, key: MARK}]

@@ -162,16 +162,17 @@ class ChatTemplate:
         """
         return encoded(text, self._encoder).ids
 
-    def turn_end(self, turn: np.ndarray) -> int:
+    def turn_end(self, turn: np.ndarray, *, calls: bool = False) -> int:
         """Return the number of tokens of an assistant turn up to and including its end token.
 
         Args:
             turn: ids from the generation prompt's end to the end of the rendering, int32 [T].
+            calls: whether the turn has calls, which some templates do not close.
 
         Raises:
             RowSkipped: `no_turn_end`: the turn does not end in an end token and what may follow.
         """
-        end = self.ends.end(turn)
+        end = self.ends.end(turn, calls=calls)
         if end is None:
             expected = ", ".join(self.tokenizer.convert_ids_to_tokens(sorted(self.end_ids)))
             found = self.tokenizer.convert_ids_to_tokens(turn[-4:].tolist())

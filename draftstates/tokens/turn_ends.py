@@ -36,24 +36,28 @@ class TurnEnds:
         next_role: for a template that does not close a turn, the tokens that come before the
             message of the next role, `user` or `tool`, up to the token that ends the turn; else
             empty.
+        calls_are_open: whether the template does not close a turn with calls (DeepSeek-V3, after
+            a single call): all its tokens are supervised, and no end token.
     """
 
     ids: frozenset[int]
     closing: tuple[int, ...]
     tails: tuple[tuple[int, ...], ...]
     next_role: dict[str, tuple[int, ...]]
+    calls_are_open: bool
 
-    def end(self, turn: np.ndarray) -> int | None:
+    def end(self, turn: np.ndarray, *, calls: bool = False) -> int | None:
         """Return the number of tokens of a turn up to and including its end token, or None.
 
         Args:
             turn: ids from the generation prompt's end to the end of the rendering, int32 [T].
+            calls: whether the turn has calls.
         """
         for tail in self.tails:
             end = len(turn) - len(tail)
             if end > 0 and turn[end - 1] in self.ids and tuple(turn[end:].tolist()) == tail:
                 return end
-        return None
+        return len(turn) if calls and self.calls_are_open else None
 
     def closed(self, ids: np.ndarray, messages: Messages, place: int) -> np.ndarray:
         """Return a turn's ids with the token of the next role, where that ends the turn.
@@ -111,16 +115,17 @@ def find_turn_ends(
             ids, tail = {*named, closing[found[0]]}, tuple(closing[found[0] + 1 :])
             end, call_tail = _call_end(render, calls, ids, special)
             tails = dict.fromkeys([tail, tail if call_tail is None else call_tail])
-            return TurnEnds(frozenset(ids | end), tuple(closing), tuple(tails), {})
+            is_open = bool(calls) and call_tail is None
+            return TurnEnds(frozenset(ids | end), tuple(closing), tuple(tails), {}, is_open)
     following = _next_roles(render, calls)
     ending = {role: _up_to(tokens, named) for role, tokens in following.items()}
     if ending.get("user"):
         known = {role: tokens for role, tokens in ending.items() if tokens}
-        return TurnEnds(frozenset(named), tuple(closing), ((),), known)
+        return TurnEnds(frozenset(named), tuple(closing), ((),), known, "tool" not in known)
     text = [place for place, token in enumerate(closing) if tokenizer.decode([token]).strip()]
     if text:
         ids = frozenset({*named, closing[text[-1]]})
-        return TurnEnds(ids, tuple(closing), (tuple(closing[text[-1] + 1 :]),), {})
+        return TurnEnds(ids, tuple(closing), (tuple(closing[text[-1] + 1 :]),), {}, False)
     opening = [_up_to(tokens, special)[-1:] for tokens in following.values()]
     names = tokenizer.convert_ids_to_tokens(list(dict.fromkeys(sum(opening, ()))))
     remedy = (

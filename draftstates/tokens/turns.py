@@ -162,7 +162,8 @@ def _turn(
         )
     if not is_open:
         ids = template.ends.closed(ids, messages, place)
-    end = len(ids) if is_open else start + template.turn_end(ids[start:])
+    calls = bool(messages[place].get("tool_calls"))
+    end = len(ids) if is_open else start + template.turn_end(ids[start:], calls=calls)
     check.see(place, prompt.text, _answer_text(prompt.text, turn.text, ids[start:], template))
     if end == start:
         raise RowSkipped("no_supervised_tokens", "the answer was cut before its first token")

@@ -199,12 +199,12 @@ def test_deepseek_v3_tools_which_its_template_drops_are_refused_and_calls_are_no
     with pytest.raises(RowSkipped, match="not_rendered: the chat template ignores the tools"):
         tokenise(loaded, messages, tools=TOOLS)
     (sample,) = tokenise(loaded, messages)
-    # the template takes arguments as text, and calls only beside no content at all
+    # The template takes arguments as text, and calls only beside no content at all. It does not
+    # close a turn with one call, so no end is supervised.
     assert marked(loaded, sample) == (
         "<｜begin▁of▁sentence｜><｜User｜>Rain?<｜Assistant｜>⟦<｜tool▁calls▁begin｜>"
         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n"
-        '```json\n{"city": "Rome"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
-        "<｜end▁of▁sentence｜>⟧"
+        '```json\n{"city": "Rome"}\n```<｜tool▁call▁end｜>⟧'
     )
 
 
