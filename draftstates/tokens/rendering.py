@@ -110,7 +110,7 @@ class DeepseekV32Rendering:
     ) -> str:
         try:
             return deepseek_v32.render(messages, tools=tools, thinking=self._thinking)
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RowSkipped("template_error", f"{type(error).__name__}: {error}") from None
 
     def render(
