@@ -141,7 +141,7 @@ def test_weights_that_are_cut_short_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_config_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"found no config.json in it: put .*`hf download"):
+    with pytest.raises(UserError, match=r"found no config.json in it: put .*hf download"):
         _ = ModelFolder(tmp_path).num_layers
 
 
@@ -221,7 +221,7 @@ def test_layers_that_the_model_does_not_have_are_refused(tmp_path: Path, wrapped
 
 
 def test_a_model_that_no_rule_makes_is_refused_where_it_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^model.path: .*found no config.json .*`hf download"):
+    with pytest.raises(UserError, match=r"^model.path: .*found no config.json .*hf download"):
         check_model(configured(tmp_path))
     check_model(configured(tmp_path, prepare="smollm2"))
 

@@ -45,7 +45,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with SampleWriter(path) as writer:
         for row, (name, sample) in enumerate(zip(NAMES, SAMPLES, strict=True)):
             writer.add(row=row, part=0, sample_id=name, sample=sample)
-        writer.finish()
+        writer.finish("template")
     counts = {"tokens": 17, "supervised_tokens": sum(int(s.loss_mask.sum()) for s in SAMPLES)}
     accounting = {
         **{"source": "one", "rows_in": 4, "kept": 3, "samples": 3, **counts},
