@@ -1,0 +1,87 @@
+"""Rows of every layer, which a self-test request leaves beside the shard that it fills.
+
+An ordinary request writes the captured layers alone. Parity and the comparison of servers need all
+of them, of a few rows: the first and the last ones of each prompt.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from draftstates.extract.protocol import SELF_TEST, Destination, kept_positions
+
+_NAME = ".rows-{first_row}-{start}.safetensors"
+
+
+def keep_rows(
+    batch: object,
+    destinations: Sequence[Destination | None],
+    states: Mapping[str, torch.Tensor],
+    *,
+    root: Path,
+) -> None:
+    """Write the kept rows of each self-test request in a batch.
+
+    Args:
+        batch: SGLang's forward batch.
+        destinations: the destination of each request, None for another program's.
+        states: r_0 … r_N and post_norm of the batch by name, [tokens, H] each.
+        root: the folder that the destinations' files are relative to.
+    """
+    at = 0
+    for destination, start, length in zip(
+        destinations, batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu, strict=False
+    ):
+        if destination and destination.kind == SELF_TEST:
+            file = root / destination.file
+            _write(file, destination, states, at=at, start=start, length=length)
+        at += length
+
+
+def _write(
+    file: Path,
+    destination: Destination,
+    states: Mapping[str, torch.Tensor],
+    *,
+    at: int,
+    start: int,
+    length: int,
+) -> None:
+    """Write the kept ones of a chunk's rows, whole or not at all.
+
+    Args:
+        at: the chunk's first row in the batch.
+        start: the position of that row in the prompt.
+        length: rows of the chunk.
+    """
+    kept = [k for k in kept_positions(destination.rows) if start <= k < start + length]
+    if not kept:
+        return
+    positions = torch.tensor(kept)
+    rows = positions - start + at
+    tensors = {
+        name: state.detach().index_select(0, rows.to(state.device)).cpu().contiguous()
+        for name, state in states.items()
+    }
+    name = _NAME.format(first_row=destination.first_row, start=start)
+    final = file.with_name(file.name + name)
+    partial = final.with_name(f".{final.name}.{os.getpid()}")
+    save_file({**tensors, "positions": positions}, partial)
+    os.replace(partial, final)
+
+
+def read_rows(file: Path, *, first_row: int) -> dict[str, torch.Tensor]:
+    """Return the kept rows of one prompt by name, and their "positions", in order.
+
+    Args:
+        file: the shard that the prompt's request filled.
+        first_row: the prompt's first row in the shard.
+    """
+    pattern = _NAME.format(first_row=first_row, start="*")
+    parts = [load_file(path) for path in file.parent.glob(f"{file.name}{pattern}")]
+    parts.sort(key=lambda part: int(part["positions"][0]))
+    names = parts[0] if parts else {}
+    return {name: torch.cat([part[name] for part in parts]) for name in names}
