@@ -44,7 +44,7 @@ rule parity:
         hold=hold_option,
     shell:
         """
-        exec python "$DRAFTSTATES_SCRIPTS/parity.py" \
+        exec python "$DRAFTSTATES_SCRIPTS/check_parity.py" \
             --config "$DRAFTSTATES_CONFIG" \
             --plan {input.plan:q} \
             --code {params.asked[code]} \

@@ -125,7 +125,9 @@ def audited(
         weights: names and tensors of the checkpoint.
     """
     findings, made = Findings(), {}
+    before, given = {}, {}
     for name, parameter in model.named_parameters():
+        before[name] = parameter.data_ptr()
         if parameter.numel() <= _SMALL:
             made[name] = parameter.detach().clone()
         if not parameter.is_meta:
@@ -134,14 +136,15 @@ def audited(
     def follow() -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in weights:
             findings.seen.add(name)
+            given[tensor.data_ptr(), tensor.numel()] = name
             yield name, _watch(tensor, [name], findings)
 
     load(follow())
     for name, parameter in model.named_parameters():
         data = parameter.data
-        if isinstance(data, _Watched):
-            findings.read |= data.__dict__["names"]
-            parameter.data = data = data.as_subclass(torch.Tensor)
+        if data.data_ptr() != before.get(name):
+            # A loader made the tensor itself the parameter's data.
+            findings.read |= {given.get((data.data_ptr(), data.numel()))} - {None}
         left = _unfilled(data)
         if not left:
             continue

@@ -10,7 +10,7 @@ import torch
 
 from draftstates.errors import UserError
 from draftstates.model.folder import ModelFolder
-from draftstates.model.lengths import prompt_length, reach
+from draftstates.model.lengths import SHORT, prompt_length, reach
 from draftstates.records import LayerParity, Parity
 from draftstates.shards.layout import Shard
 from draftstates.shards.selftest_rows import Prompt, SelftestRows
@@ -118,12 +118,12 @@ def compare_prompt(prompt: Prompt, states: States, *, limit: Limit) -> list[Laye
     the larger distance counts.
     """
     found: list[LayerParity] = []
-    for part in _parts(prompt.positions):
+    for part in _parts(len(prompt.positions)):
         positions = prompt.positions[part]
         captured = {name: rows[part] for name, rows in prompt.states.items()}
         right = {name: rows[positions] for name, rows in states.by_name.items()}
         found += compare(captured, right, limit=limit)
-    return _merged(found)
+    return _merged(found, rows=len(prompt.positions))
 
 
 def sample_prompt(shard: Shard, index: int, *, num_layers: int) -> Prompt:
@@ -176,14 +176,12 @@ def _compared(layers: Iterable[LayerParity]) -> int:
     return max((int(name.removeprefix("r_")) for name in names), default=0)
 
 
-def _parts(positions: torch.Tensor) -> list[torch.Tensor]:
-    """Return the places of the first rows, and of the last ones where a gap is between."""
-    ends = torch.nonzero(positions.diff() > 1).flatten()
-    places = torch.arange(len(positions))
-    return [places] if not len(ends) else list(places.tensor_split(ends + 1))
+def _parts(rows: int) -> list[slice]:
+    """Return the first rows and the last rows; they overlap in a short prompt."""
+    return [slice(rows)] if rows <= SHORT else [slice(SHORT), slice(rows - SHORT, rows)]
 
 
-def _merged(found: Sequence[LayerParity]) -> list[LayerParity]:
+def _merged(found: Sequence[LayerParity], *, rows: int) -> list[LayerParity]:
     """Return one entry for each layer: that with the larger median; NaN is larger than all."""
     by_layer: dict[str, list[LayerParity]] = {}
     for each in found:
@@ -191,7 +189,7 @@ def _merged(found: Sequence[LayerParity]) -> list[LayerParity]:
     return [
         dataclasses.replace(
             max(parts, key=_badness),
-            rows=sum(part.rows for part in parts),
+            rows=rows,
             strays=max(part.strays for part in parts),
         )
         for parts in sorted(by_layer.values(), key=lambda parts: _place(parts[0].layer))

@@ -18,9 +18,7 @@ INT4 = {
     "quant_method": "compressed-tensors",
     "format": "pack-quantized",
     "config_groups": {
-        "group_0": {
-            "weights": {"type": "int", "num_bits": 4, "symmetric": True, "group_size": 32}
-        }
+        "group_0": {"weights": {"type": "int", "num_bits": 4, "symmetric": True, "group_size": 32}}
     },
 }
 
