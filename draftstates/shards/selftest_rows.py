@@ -106,6 +106,7 @@ def _head(path: Path) -> dict[str, str]:
         ) from error
     if head.get("format") != _FORMAT:
         raise UserError(
-            f"{path}: expected rows of a self-test ({_FORMAT}), found {head.get('format')}; {remedy}"
+            f"{path}: expected rows of a self-test ({_FORMAT}), found {head.get('format')};"
+            f" {remedy}"
         )
     return head
