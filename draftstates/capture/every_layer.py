@@ -19,25 +19,36 @@ _NAME = ".rows-{first_row}-{start}.safetensors"
 def keep_rows(
     batch: object,
     destinations: Sequence[Destination | None],
+    answers: Sequence[dict],
     states: Mapping[str, torch.Tensor],
     *,
     root: Path,
 ) -> None:
-    """Write the kept rows of each self-test request in a batch.
+    """Write the kept rows of each self-test request in a batch that was not refused.
 
     Args:
         batch: SGLang's forward batch.
         destinations: the destination of each request, None for another program's.
+        answers: the plug-in's answer to each request; an error here is added as "error".
         states: r_0 … r_N and post_norm of the batch by name, [tokens, H] each.
         root: the folder that the destinations' files are relative to.
     """
     at = 0
-    for destination, start, length in zip(
-        destinations, batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu, strict=False
+    for destination, answer, start, length in zip(
+        destinations,
+        answers,
+        batch.extend_prefix_lens_cpu,
+        batch.extend_seq_lens_cpu,
+        strict=False,
     ):
-        if destination and destination.kind == SELF_TEST:
+        # A request that was refused may name any file.
+        if destination and destination.kind == SELF_TEST and "error" not in answer:
             file = root / destination.file
-            _write(file, destination, states, at=at, start=start, length=length)
+            try:
+                _write(file, destination, states, at=at, start=start, length=length)
+            # Such as a full disk: no error of ours may end the server.
+            except Exception as error:
+                answer["error"] = f"rows of every layer: {type(error).__name__}: {error}"
         at += length
 
 
