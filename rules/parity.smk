@@ -38,6 +38,8 @@ rule parity:
             else ask.ANY_CAPTURE
         ),
     priority: 2
+    # A second attempt would find refused rows withdrawn, and hide why.
+    retries: 0
     threads: parity_threads
     params:
         asked=ask.parity_asked(CONFIG),

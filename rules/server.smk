@@ -22,14 +22,14 @@ rule server:
         model=ancient(MODEL / "config.json"),
     output:
         server=CAPTURE.server,
-    params:
-        # A longer prompt is captured in every layer; the kept rows stay.
-        parity_tokens=CONFIG.checks.parity_tokens,
     log:
         RESULTS.log("{capture}", "server"),
     benchmark:
         RESULTS.benchmark("{capture}", "server")
     retries: 1
+    params:
+        # A longer prompt is captured in every layer; the kept rows stay.
+        parity_tokens=CONFIG.checks.parity_tokens,
     shell:
         """
         exec python "$DRAFTSTATES_SCRIPTS/server.py" \
