@@ -22,6 +22,7 @@ def keep_rows(
     answers: Sequence[dict],
     states: Mapping[str, torch.Tensor],
     *,
+    read: Sequence[int],
     root: Path,
 ) -> None:
     """Write the kept rows of each self-test request in a batch that was not refused.
@@ -30,7 +31,8 @@ def keep_rows(
         batch: SGLang's forward batch.
         destinations: the destination of each request, None for another program's.
         answers: the plug-in's answer to each request; an error here is added as "error".
-        states: r_0 … r_N and post_norm of the batch by name, [tokens, H] each.
+        states: r_0 … r_N and post_norm by name, [m, H] each.
+        read: the rows of the batch that these m rows are, at least those to keep.
         root: the folder that the destinations' files are relative to.
     """
     at = 0
@@ -45,7 +47,9 @@ def keep_rows(
         if destination and destination.kind == SELF_TEST and "error" not in answer:
             file = root / destination.file
             try:
-                _write(file, destination, states, at=at, start=start, length=length)
+                positions = [row - at + start for row in read]
+                inside = [at <= row < at + length for row in read]
+                _write(file, destination, states, positions, inside)
             # Such as a full disk: no error of ours may end the server.
             except Exception as error:
                 answer["error"] = f"rows of every layer: {type(error).__name__}: {error}"
@@ -56,31 +60,29 @@ def _write(
     file: Path,
     destination: Destination,
     states: Mapping[str, torch.Tensor],
-    *,
-    at: int,
-    start: int,
-    length: int,
+    positions: Sequence[int],
+    inside: Sequence[bool],
 ) -> None:
     """Write the kept ones of a chunk's rows, whole or not at all.
 
     Args:
-        at: the chunk's first row in the batch.
-        start: the position of that row in the prompt.
-        length: rows of the chunk.
+        positions: the place in the prompt of each of the m rows.
+        inside: which of the m rows are of this request.
     """
-    kept = [k for k in kept_positions(destination.rows) if start <= k < start + length]
-    if not kept:
+    wanted = set(kept_positions(destination.rows))
+    rows = [i for i, k in enumerate(positions) if inside[i] and k in wanted]
+    if not rows:
         return
-    positions = torch.tensor(kept)
-    rows = positions - start + at
+    index = torch.tensor(rows)
     tensors = {
-        name: state.detach().index_select(0, rows.to(state.device)).cpu().contiguous()
+        name: state.detach().index_select(0, index.to(state.device)).cpu().contiguous()
         for name, state in states.items()
     }
-    name = _NAME.format(first_row=destination.first_row, start=start)
+    tensors["positions"] = torch.tensor([positions[i] for i in rows])
+    name = _NAME.format(first_row=destination.first_row, start=positions[rows[0]])
     final = file.with_name(file.name + name)
     partial = final.with_name(f".{final.name}.{os.getpid()}")
-    save_file({**tensors, "positions": positions}, partial)
+    save_file(tensors, partial)
     os.replace(partial, final)
 
 

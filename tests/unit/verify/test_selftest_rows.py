@@ -93,9 +93,23 @@ def test_chunks_of_several_requests_give_the_first_and_last_rows_of_each(tmp_pat
         return SimpleNamespace(extend_prefix_lens_cpu=starts, extend_seq_lens_cpu=counts)
 
     first = torch.cat([whole["c"], whole["a"][:250]])
-    keep_rows(batch([0, 0], [50, 250]), [plain, long], [{}, {}], {"r_0": first}, root=tmp_path)
+    keep_rows(
+        batch([0, 0], [50, 250]),
+        [plain, long],
+        [{}, {}],
+        {"r_0": first[50:]},
+        read=range(50, 300),
+        root=tmp_path,
+    )
     second = torch.cat([whole["a"][250:], whole["b"]])
-    keep_rows(batch([250, 0], [50, 10]), [long, short], [{}, {}], {"r_0": second}, root=tmp_path)
+    keep_rows(
+        batch([250, 0], [50, 10]),
+        [long, short],
+        [{}, {}],
+        {"r_0": second},
+        read=range(60),
+        root=tmp_path,
+    )
     for name, first_row in (("a", 0), ("b", 300)):
         found = read_rows(tmp_path / "shard", first_row=first_row)
         expected = kept_positions(lengths[name])
@@ -112,10 +126,11 @@ def test_a_refused_request_writes_nothing_and_an_error_of_the_disk_is_answered(
         file="gone/shard", first_row=0, rows=3, ids_hash="", attempt="", kind=SELF_TEST
     )
     batch = SimpleNamespace(extend_prefix_lens_cpu=[0], extend_seq_lens_cpu=[3])
+    states = {"r_0": torch.ones(3, 4)}
     refused: list[dict] = [{"error": "lies outside"}]
-    keep_rows(batch, [destination], refused, {"r_0": torch.ones(3, 4)}, root=tmp_path)
+    keep_rows(batch, [destination], refused, states, read=range(3), root=tmp_path)
     assert refused == [{"error": "lies outside"}]
     answers: list[dict] = [{}]
-    keep_rows(batch, [destination], answers, {"r_0": torch.ones(3, 4)}, root=tmp_path)
+    keep_rows(batch, [destination], answers, states, read=range(3), root=tmp_path)
     assert answers[0]["error"].startswith("rows of every layer: ")
     assert list(tmp_path.iterdir()) == []
