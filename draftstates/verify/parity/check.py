@@ -86,7 +86,7 @@ def check_parity(
         compared, reason, computed_by = 0, str(error), "none"
     else:
         layers = compare_prompt(prompt, states, limit=limit_of(spec))
-        compared = _compared(layers)
+        compared = _compared(layers, spec.num_layers)
         reason = states.reason or "checks.parity_layers"
     if faults := [what for layer in layers if (what := fault(layer))]:
         more = f"; {len(faults) - 1} more layers differ" if len(faults) > 1 else ""
@@ -170,9 +170,11 @@ def _described(reference: StreamedModel) -> str:
     return f"transformers {transformers.__version__} in {dtype}"
 
 
-def _compared(layers: Iterable[LayerParity]) -> int:
+def _compared(layers: Iterable[LayerParity], num_layers: int) -> int:
     """Return how many decoder layers the compared states passed."""
-    names = [layer.layer for layer in layers if layer.layer != "post_norm"]
+    names = [layer.layer for layer in layers]
+    if "post_norm" in names:
+        return num_layers
     return max((int(name.removeprefix("r_")) for name in names), default=0)
 
 
