@@ -25,7 +25,8 @@ from draftstates.plan.shard_tokens import ShardTokens
 from draftstates.shards.layout import Shard
 from draftstates.shards.selftest_rows import Prompt, SelftestRows
 from draftstates.spec import CaptureSpec
-from draftstates.verify.parity.compare import Limit, compare, fault
+from draftstates.verify.parity.check import limit_of
+from draftstates.verify.parity.compare import compare, fault
 
 _SEED = 20261201
 
@@ -88,9 +89,7 @@ def check_same(
     Raises:
         UserError: names the layer, the distance found and the limit.
     """
-    limit = Limit.of(
-        compute=spec.compute_dtype, stored=spec.stored_dtype, quantization=spec.quantization
-    )
+    limit = limit_of(spec)
     by_ids = {ids.ids_hash(prompt.input_ids.numpy()): prompt for prompt in prompts}
     for old in kept.prompts:
         new = by_ids.get(ids.ids_hash(old.input_ids.numpy()))

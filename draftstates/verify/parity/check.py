@@ -139,9 +139,14 @@ def sample_prompt(shard: Shard, index: int, *, num_layers: int) -> Prompt:
 
 
 def limit_of(spec: CaptureSpec) -> Limit:
-    """Return the limit of a capture's distances."""
+    """Return the limit of a capture's distances; a server may quantise a plain checkpoint."""
+    given = [argument.replace("=", " ").split() for argument in spec.engine_args]
+    words = [word for words in given for word in words]
+    asked = dict(zip(words, words[1:], strict=False)).get("--quantization")
     return Limit.of(
-        compute=spec.compute_dtype, stored=spec.stored_dtype, quantization=spec.quantization
+        compute=spec.compute_dtype,
+        stored=spec.stored_dtype,
+        quantization=spec.quantization or asked,
     )
 
 

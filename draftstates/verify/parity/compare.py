@@ -49,7 +49,7 @@ class Limit:
             stored: dtype of the compared rows.
             quantization: method by which the weights are quantised, or None.
         """
-        computed = max(_COMPUTED[compute], _FP8 if quantization == "fp8" else 0.0)
+        computed = max(_COMPUTED[compute], _FP8 if "fp8" in (quantization or "") else 0.0)
         rounding = torch.finfo(torch_dtype(stored)).eps / 2 if stored != compute else 0.0
         return cls(median=computed + rounding)
 

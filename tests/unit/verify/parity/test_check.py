@@ -3,6 +3,7 @@
 A server's rows are those of transformers' ordinary forward pass here.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from draftstates.records import Parity
 from draftstates.report.parity import as_html
 from draftstates.shards.selftest_rows import Prompt, SelftestRows
 from draftstates.spec import CaptureSpec
-from draftstates.verify.parity.check import Asked, ParityFailed, check_parity
+from draftstates.verify.parity.check import Asked, ParityFailed, check_parity, limit_of
 
 ASKED = Asked(tokens=4352, layers=None, code="0")
 
@@ -174,3 +175,10 @@ def test_a_result_is_read_back_as_it_was_written(gemma: Path, tmp_path: Path) ->
     found = check(gemma, rows_of(gemma, spec, tokens=20), spec)
     found.publish(tmp_path / "parity.json")
     assert Parity.read(tmp_path / "parity.json") == found
+
+
+def test_a_server_that_quantises_to_8_bits_has_a_limit_of_its_own(gemma: Path) -> None:
+    plain = spec_of(gemma)
+    online = dataclasses.replace(plain, engine_args=("--quantization=fp8",))
+    stored = dataclasses.replace(plain, quantization="fp8")
+    assert [limit_of(spec).median for spec in (plain, online, stored)] == [1e-4, 0.1, 0.1]
