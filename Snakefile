@@ -5,6 +5,7 @@ The workflow writes, below the folder that the key `results` names:
     tokens/<source>.parquet, .json      tokens, loss masks and accounting of a source
     plan.json, tokens/shards/           the samples of each shard
     <capture>/server.json               versions, flags and self-test of the server
+    <capture>/parity.json, parity.html  the server's self-test compared with the checkpoint
     <capture>/shards/                   hidden states, one file per shard, and their receipts
     <capture>/verified/                 the result of reading each shard from the disk
     <capture>/manifest.json, samples.parquet
@@ -66,6 +67,7 @@ rule all:
 
 include: "rules/data.smk"
 include: "rules/server.smk"
+include: "rules/parity.smk"
 include: "rules/extract.smk"
 include: "rules/verify.smk"
 include: "rules/manifest.smk"

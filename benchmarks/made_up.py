@@ -38,7 +38,12 @@ STAND_INS = {
     ),
     "verify.py": MOVE.format(suffixes=(".json",)),
     "server.py": "import sys; open(sys.argv[-1], 'w').write('{}')",
+    "check_parity.py": (
+        REPOSITORY / "tests" / "workflow" / "standins" / "check_parity.py"
+    ).read_text(),
 }
+# of the stand-in's parity
+SELFTEST = "none"
 
 
 def make_folder(folder: Path, *, shards: int, samples: int) -> None:
@@ -179,6 +184,7 @@ def make_shards(folder: Path) -> tuple[str, int]:
                 alignment_share_of_limit=0.0,
                 prefix_distance=0.0,
             ),
+            selftests=(SELFTEST,),
         ).publish(folder / "made" / f"{shard_id}.json")
         for suffix in (".recaptures.safetensors", ".receipts.json"):
             path.with_suffix(suffix).write_text("-")

@@ -387,7 +387,7 @@ class Shards(Section):
 
 
 class Checks(Section):
-    """The number of prefix recaptures."""
+    """The number of prefix recaptures, and the comparison with the checkpoint."""
 
     recapture_fraction: Fraction = Field(
         0.01,
@@ -395,6 +395,19 @@ class Checks(Section):
     )
     recapture_minimum: Count = Field(
         3, description="samples of each shard that are captured once more, at least"
+    )
+    parity: Literal["auto", "required"] = Field(
+        "auto",
+        description="auto compares the server with the checkpoint wherever transformers has the"
+        " family, and the manifest says where it has not; required makes that an error",
+    )
+    parity_tokens: Annotated[int, Field(ge=64), FROM_TEXT] = Field(
+        4352,
+        description="longest prompt that is compared; it goes beyond each window, chunk or rope"
+        " length of the model that is so much shorter, and the manifest names the others",
+    )
+    parity_layers: Count | None = Field(
+        None, description="compare only so many decoder layers; null for all"
     )
 
 

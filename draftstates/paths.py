@@ -72,6 +72,24 @@ class Capture:
         return self.folder / "server.json"
 
     @property
+    def selftest_rows(self) -> Path:
+        """The rows of every layer that the first server captured in its self-test.
+
+        Every later server agreed with them, and parity is the comparison of them.
+        """
+        return self.folder / "selftest.safetensors"
+
+    @property
+    def parity(self) -> Path:
+        """The comparison of the self-test's rows with the checkpoint."""
+        return self.folder / "parity.json"
+
+    @property
+    def parity_page(self) -> Path:
+        """The same as a page for people."""
+        return self.folder / "parity.html"
+
+    @property
     def manifest(self) -> Path:
         return self.folder / "manifest.json"
 
@@ -240,7 +258,7 @@ class Results:
         """Give the files on the disk that rules make or read, logs and benchmarks apart."""
         for pattern in (
             *("plan.json", "hub/*.json", "tokens/*.parquet", "tokens/*.json"),
-            *("*/server.json", "*/shards/[!.]*", "*/verified/*.json"),
+            *("*/server.json", "*/parity.*", "*/shards/[!.]*", "*/verified/*.json"),
             *("*/manifest.json", "*/samples.parquet", "*/exports/*/export.json"),
             *("report/*.html", "report/*.json"),
         ):

@@ -238,7 +238,11 @@ class ReceiptEntry(Record):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Receipts(Document):
-    """The receipts of a shard's samples and of its prefix recaptures, in the order of the files."""
+    """The receipts of a shard's samples and of its prefix recaptures, in the order of the files.
+
+    Attributes:
+        selftests: ids of the self-test rows that the capturing servers agreed with.
+    """
 
     FORMAT = "draftstates.receipts"
     WHAT = "a shard's receipts"
@@ -249,6 +253,7 @@ class Receipts(Document):
     images: Images
     samples: Items[ReceiptEntry]
     recaptures: Items[ReceiptEntry]
+    selftests: Items[str] = ()
 
     @classmethod
     def remedy(cls, path: Path) -> str:
@@ -301,7 +306,11 @@ class Figures(Record):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verified(Document):
-    """The findings of verification in one shard that passed every check."""
+    """The findings of verification in one shard that passed every check.
+
+    Attributes:
+        selftests: ids of the self-test rows that the capturing servers agreed with.
+    """
 
     FORMAT = "draftstates.verified"
     WHAT = "the findings of verification"
@@ -315,6 +324,7 @@ class Verified(Document):
     checksum: str
     samples: VerifiedSamples
     figures: Figures
+    selftests: Items[str] = ()
 
     @classmethod
     def remedy(cls, path: Path) -> str:
@@ -345,6 +355,83 @@ class Verified(Document):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerParity(Record):
+    """Distances of one captured layer from the checkpoint's, each over the row's norm.
+
+    Attributes:
+        layer: `r_k`, or `post_norm` for what the final norm gives.
+        rows: rows that were compared.
+        median: median over rows, to the right layer.
+        worst: largest over rows, to the right layer.
+        limit: largest median that roundings explain.
+        neighbours: by layer, the median over rows to the layers before and after.
+        strays: share of rows that are nearer to a neighbouring layer.
+    """
+
+    layer: str
+    rows: int
+    median: float
+    worst: float
+    limit: float
+    neighbours: dict[str, float]
+    strays: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parity(Document):
+    """The comparison of a server's self-test with a forward pass of the checkpoint.
+
+    Attributes:
+        selftest: id of the self-test's rows that were compared.
+        result: `all N layers`, `first m layers (reason)` or `none (reason)`.
+        compared: number of decoder layers whose result was compared; 0 for none.
+        layers: the distances of each layer, the larger one where several prompts have it.
+        prompts: tokens of each prompt.
+        covered: by key of `config.json`, lengths that the longest prompt goes beyond.
+        beyond: by key, lengths that no prompt goes beyond: what depends on them is not compared.
+        reference: what computed the reference, and in which dtype.
+        asked: what the comparison was asked for, and a digest of the code that made it.
+        seconds: how long it took.
+    """
+
+    FORMAT = "draftstates.parity"
+    VERSION = 1
+    WHAT = "a result of parity"
+    SEALED = True
+
+    capture_key: str
+    selftest: str
+    result: str
+    compared: int
+    layers: Items[LayerParity]
+    prompts: Items[int]
+    covered: dict[str, int]
+    beyond: dict[str, int]
+    reference: str
+    asked: dict[str, str]
+    seconds: float
+
+    @classmethod
+    def remedy(cls, path: Path) -> str:
+        return f"to compare again: rm -f {shlex.quote(str(path))} && snakemake --cores all"
+
+    def require(self, mode: str) -> None:
+        """Refuse a result of no comparison where one is required.
+
+        Args:
+            mode: the configuration's `checks.parity`.
+
+        Raises:
+            UserError: nothing was compared and `mode` is `required`.
+        """
+        if mode == "required" and not self.compared:
+            raise UserError(
+                f"checks.parity: required, but parity is {self.result}: capture a checkpoint that"
+                " transformers can load, or set checks.parity: auto"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ManifestShard(PlannedShard):
     """A shard that a manifest lists: its path from the manifest, its file's bytes and checksum."""
 
@@ -365,6 +452,7 @@ class Manifest(Document):
 
     Attributes:
         samples_checksum: checksum of the table of samples beside the manifest.
+        parity: the comparison of the capturing servers with the checkpoint.
         storage: of compact shards, how they are stored.
     """
 
@@ -381,6 +469,7 @@ class Manifest(Document):
     images: Images
     shards: Items[ManifestShard]
     samples_checksum: str
+    parity: Parity | None = None
     storage: dict | None = None
 
     @classmethod

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -28,6 +29,7 @@ from draftstates.errors import UserError
 from draftstates.files import files_digest
 from draftstates.model import digest as content
 from draftstates.model.folder import ModelFolder
+from draftstates.model.lengths import prompt_length
 from draftstates.paths import Results
 from draftstates.records import Plan
 from draftstates.server.processes import adopt_ownership, owner
@@ -54,6 +56,8 @@ ANY_CAPTURE = "[^/]+"
 # the other trainers use the target model's vocabulary, or make their own
 _WITH_VOCABULARY = ("speculators", "specforge")
 _NO_IMAGE = "envs/tools.sif"
+# of parity on two cores: start, bytes and operations a second
+_IMPORTS_SECONDS, _READ_RATE, _COMPUTE_RATE = 15.0, 120e6, 30e9
 
 
 def source_digest(*folders: str) -> str:
@@ -312,6 +316,52 @@ def unlock_incomplete(results: Path) -> None:
                 # another user's file, or one that is gone
                 with contextlib.suppress(OSError):
                     path.chmod(path.stat().st_mode | stat.S_IWUSR)
+
+
+def captures_without_parity(results: Path, config: Configuration) -> str:
+    """Return a regular expression for the wildcard `capture` that excludes captures whose parity
+    is known: compared as the configuration asks, by the present code.
+
+    So a server is in the graph only if a shard or the comparison is missing.
+    """
+    asked = parity_asked(config)
+    present = [
+        re.escape(capture.name)
+        for capture in Results(results).captures()
+        if capture.parity_page.exists() and _asked_of(capture.parity) == asked
+    ]
+    return rf"(?!(?:{'|'.join(present)})/){ANY_CAPTURE}" if present else ANY_CAPTURE
+
+
+def parity_asked(config: Configuration) -> dict[str, str]:
+    """Return what parity is asked for: the record's field `asked`."""
+    checks = config.checks
+    return {
+        "tokens": str(checks.parity_tokens),
+        "layers": "all" if checks.parity_layers is None else str(checks.parity_layers),
+        "code": source_digest("verify/parity"),
+    }
+
+
+def _asked_of(path: Path) -> object:
+    """Return what a result of parity was asked for; None for a file that cannot be read."""
+    try:
+        return json.loads(path.read_bytes())["asked"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def parity_seconds(config: Configuration) -> float:
+    """Return about how long the comparison with the checkpoint takes on a small machine.
+
+    It is a function of the model and the configuration alone, since every job of a run asks.
+    """
+    model, checks = ModelFolder(config.model.path), config.checks
+    size = sum(file.stat().st_size for file in model.weight_files)
+    size *= min(1.0, (checks.parity_layers or model.num_layers) / model.num_layers)
+    tokens = prompt_length(model.text, most=checks.parity_tokens)
+    # Two operations for each parameter of two bytes and each token.
+    return _IMPORTS_SECONDS + size / _READ_RATE + size * tokens / _COMPUTE_RATE
 
 
 def step_image(config: Configuration, *, apptainer: bool, code: Path) -> str:

@@ -202,6 +202,36 @@ def verified_files(wildcards):
     return planned_shards(planned_capture().verified)
 
 
+# From this many seconds on, extraction does not wait for parity.
+PARITY_SECONDS = 120
+
+
+@functools.lru_cache(maxsize=1)
+def parity_comes_first():
+    """
+    Return whether extraction waits for parity: it does where that takes less than two minutes.
+
+    The plan exists when Snakemake asks, and with it the model.
+    """
+    return ask.parity_seconds(CONFIG) < PARITY_SECONDS
+
+
+def parity_first(wildcards):
+    """Return what extraction waits for, besides the server."""
+    if not parity_comes_first():
+        return []
+    return RESULTS.capture(wildcards.capture).parity
+
+
+def parity_threads(wildcards):
+    """Return the cores of parity: all where the extraction waits, else half of them."""
+    return 1024 if parity_comes_first() else max(1, (workflow.cores or 8) // 2)
+
+
+def hold_option(wildcards):
+    return "--hold-server" if parity_comes_first() else ""
+
+
 def kept_files():
     """
     Return what a run makes before its checkpoint and keeps.
@@ -228,6 +258,7 @@ def final_files(wildcards):
     return [
         capture.manifest,
         capture.samples,
+        capture.parity_page,
         *shards,
         *verified_files(wildcards),
         *exports,

@@ -4,6 +4,7 @@ REQUIRED INPUTS:
     plan = results/plan.json
     tokens = results/tokens/shards/<shard_id>.parquet
     server = results/<capture>/server.json
+    parity = results/<capture>/parity.json, if the comparison takes less than two minutes
 
 OUTPUTS:
     shard = results/<capture>/shards/<shard_id>.safetensors
@@ -28,6 +29,7 @@ rule extract:
         plan=ancient(RESULTS.plan),
         tokens=ancient(shard_tokens),
         server=ancient(CAPTURE.server),
+        parity=ancient(parity_first),
         model=ancient(MODEL / "config.json"),
     output:
         shard=CAPTURE.shard("{shard_id}"),

@@ -3,6 +3,7 @@
 REQUIRED INPUTS:
     plan = results/plan.json
     verified = results/<capture>/verified/<shard_id>.json of every planned shard
+    parity = results/<capture>/parity.json
 
 OUTPUTS:
     manifest = results/<capture>/manifest.json
@@ -20,6 +21,7 @@ rule manifest:
     input:
         plan=RESULTS.plan,
         verified=verified_files,
+        parity=CAPTURE.parity,
     output:
         manifest=CAPTURE.manifest,
         samples=CAPTURE.samples,
@@ -29,12 +31,14 @@ rule manifest:
         RESULTS.benchmark("{capture}", "manifest")
     params:
         capture_folder=subpath(output.manifest, parent=True),
+        parity=CONFIG.checks.parity,
         code=ask.source_digest("shards"),
     shell:
         """
         exec python "$DRAFTSTATES_SCRIPTS/manifest.py" \
             --plan {input.plan:q} \
             --capture-folder {params.capture_folder:q} \
+            --parity {params.parity} \
             --output {output.manifest:q} \
             --samples {output.samples:q} >{log:q} 2>&1
         """

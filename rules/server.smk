@@ -5,11 +5,11 @@ REQUIRED INPUTS:
     <model>/config.json and weights
 
 OUTPUTS:
-    server = results/<capture>/server.json
+    server = results/<capture>/server.json, and selftest.safetensors beside it
 
 The server is no rule's output: its life is a lease (`draftstates/server/`). This rule takes the
 lease, and the extracting jobs share it. The server ends when it is idle or when this run is gone.
-The rule is in the graph only if a shard is missing; otherwise no server starts.
+The rule is in the graph only if a shard or parity is missing; otherwise no server starts.
 """
 
 
@@ -27,6 +27,9 @@ rule server:
     benchmark:
         RESULTS.benchmark("{capture}", "server")
     retries: 1
+    params:
+        # A longer prompt is captured in every layer; the kept rows stay.
+        parity_tokens=CONFIG.checks.parity_tokens,
     shell:
         """
         exec python "$DRAFTSTATES_SCRIPTS/server.py" \

@@ -11,12 +11,14 @@ from draftstates import config
 from draftstates.errors import run_command
 from draftstates.extract import extract
 from draftstates.extract.client import Endpoint
+from draftstates.paths import Capture
 from draftstates.plan.room import check_free, check_missing
 from draftstates.plan.shard_tokens import read_tokens
 from draftstates.records import Plan
 from draftstates.server.command import server_settings
 from draftstates.server.engine import server_info
 from draftstates.server.lease import lease
+from draftstates.shards.selftest_rows import read_id
 
 
 def main() -> None:
@@ -37,7 +39,8 @@ def main() -> None:
 
     settings = config.load(arguments.config)
     plan = Plan.read(arguments.plan)
-    plan.check_capture_folder(arguments.output.parent.parent)
+    capture = Capture.of_shard(arguments.output)
+    plan.check_capture_folder(capture.folder)
     spec = plan.capture
     tokens = read_tokens(arguments.tokens, shard_id=arguments.shard_id)
     options = extract.ExtractOptions(**dict(settings.extract), **dict(settings.checks))
@@ -45,7 +48,7 @@ def main() -> None:
         arguments.output.parent,
         spec.shard_bytes(samples=len(tokens.sample_ids), tokens=len(tokens.input_ids)),
     )
-    check_missing(plan, capture_folder=arguments.output.parent.parent)
+    check_missing(plan, capture_folder=capture.folder)
     server = server_settings(settings, spec=spec, plan=arguments.plan)
     with lease(server) as address:
         endpoint = Endpoint(
@@ -65,6 +68,7 @@ def main() -> None:
             server_image=(
                 server.image.name if server.image and server.launcher != "external" else None
             ),
+            selftest=read_id(capture.selftest_rows),
         )
     print(json.dumps({"shard_id": tokens.shard_id, **figures}))
 

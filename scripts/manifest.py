@@ -27,6 +27,7 @@ def main() -> None:
         required=True,
         help="the capture's folder, with shards/ and verified/",
     )
+    parser.add_argument("--parity", required=True, help="checks.parity: whether parity is required")
     parser.add_argument("--output", type=Path, required=True, help="manifest.json")
     parser.add_argument("--samples", type=Path, required=True, help="samples.parquet")
     arguments = parser.parse_args()
@@ -37,6 +38,7 @@ def main() -> None:
         capture_folder=arguments.capture_folder,
         manifest=arguments.output,
         samples=arguments.samples,
+        parity=arguments.parity,
     )
     print(table(manifest, path=arguments.output))
 

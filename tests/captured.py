@@ -19,6 +19,8 @@ from draftstates.model.folder import ModelFolder
 from draftstates.plan.recaptures import choose_recaptures
 from draftstates.records import (
     Accounting,
+    LayerParity,
+    Parity,
     Plan,
     PlannedChecks,
     PlannedShard,
@@ -31,6 +33,8 @@ from draftstates.spec import CaptureSpec, torch_dtype
 from draftstates.verify.verify import verify_shard
 
 HIDDEN, VOCABULARY, LAYERS, END_TOKEN = 64, 400, (2, 4, 5), 7
+# id of the self-test rows that the capturing server agreed with
+SELFTEST = "5e1f" * 8
 CHECKS = PlannedChecks(recapture_fraction=0.01, recapture_minimum=3)
 
 
@@ -278,6 +282,7 @@ def write(captured: Captured, folder: Path) -> Files:
             {**entry, "position": position}
             for entry, position in zip(recaptures, positions, strict=True)
         ],
+        "selftests": [SELFTEST],
     }
     files.receipts.write_text(json.dumps(said))
     return files
@@ -295,6 +300,33 @@ def verify(files: Files, *, threads: int = 1) -> Verified:
         receipts=files.receipts,
         threads=threads,
     )
+
+
+def parity_of(spec: CaptureSpec, **changes: Any) -> Parity:
+    """Return a comparison of the capturing server with the checkpoint, all layers right."""
+    layer = LayerParity(
+        layer="r_8",
+        rows=64,
+        median=1e-3,
+        worst=2e-3,
+        limit=0.03,
+        neighbours={"r_7": 0.5},
+        strays=0.0,
+    )
+    found = Parity(
+        capture_key=spec.key,
+        selftest=SELFTEST,
+        result="all 8 layers",
+        compared=8,
+        layers=(layer,),
+        prompts=(64,),
+        covered={},
+        beyond={"sliding_window": 4096},
+        reference="transformers 5 in float32, 64 tokens",
+        asked={"tokens": "4352", "layers": "all", "code": "0"},
+        seconds=1.0,
+    )
+    return dataclasses.replace(found, **changes)
 
 
 def plan_of(captured: Captured, *, source: str = "demo") -> Plan:

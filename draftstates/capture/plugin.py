@@ -16,6 +16,7 @@ from draftstates.model.folder import ModelFolder
 from draftstates.spec import CaptureSpec
 
 LOAD_MODEL = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
+LOAD_WEIGHTS = "sglang.srt.model_loader.loader.DefaultModelLoader.load_weights_and_postprocess"
 LOGITS = "sglang.srt.layers.logits_processor.LogitsProcessor.forward"
 FORWARD_BATCH = "sglang.srt.model_executor.forward_batch_info.ForwardBatch"
 LOGITS_OUTPUT = "sglang.srt.layers.logits_processor.LogitsProcessorOutput"
@@ -54,7 +55,7 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     check_seams()
-    from draftstates.capture import mla_cpu, numbers
+    from draftstates.capture import load_audit, mla_cpu, numbers
     from draftstates.capture.admission import Admission, answering
     from draftstates.capture.recorder import VERSION, Recorder
 
@@ -63,6 +64,7 @@ def register() -> None:
         # SGLang 0.5.17 resolves its arguments in place.
         given = f"{SERVER_ARGS}.__post_init__"
         HookRegistry.register(given, numbers.remember_arguments, HookType.BEFORE)
+    load_audit.register(settings)
     admission = Admission(settings)
     recorder = Recorder(settings, admission)
     HookRegistry.register(LOAD_MODEL, admission.before_load_model, HookType.BEFORE)
@@ -80,6 +82,7 @@ def check_seams() -> None:
         SystemExit: names the seam that has moved.
     """
     resolve(LOAD_MODEL)
+    resolve(LOAD_WEIGHTS)
     resolve(PARALLEL)
     resolve(GRAPHS)
     from draftstates.capture import weights

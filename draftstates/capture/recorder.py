@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from draftstates.capture import kinds, logit_form, plugin, siblings, taps
+from draftstates.capture import every_layer, kinds, logit_form, plugin, siblings, taps
 from draftstates.capture.admission import Admission
 from draftstates.capture.blocks import BlockPool
 from draftstates.capture.files import DestinationFile, Destinations
@@ -133,6 +133,10 @@ class Recorder:
         self._admission.describe(destinations, answers)
         if taps.is_self_test(batch) and not reading.error:
             self._compare(batch, destinations, reading, hidden_states, aux_hidden_states, answers)
+            every = {f"r_{k}": rows for k, rows in reading.every.items()}
+            every["post_norm"] = hidden_states[reading.kept.to(hidden_states.device)]
+            read, root = reading.kept.tolist(), self._settings.root
+            every_layer.keep_rows(batch, destinations, answers, every, read=read, root=root)
         info = dict(result.customized_info or {})
         info[protocol.ANSWER_KEY] = [json.dumps(answer) for answer in answers]
         result.customized_info = info

@@ -1,15 +1,17 @@
-"""Comparison of a shard's first samples with a plain Hugging Face forward pass, layer by layer.
+"""Comparison of a shard's first samples with a Hugging Face forward pass of the checkpoint.
 
-The whole model must fit this machine.
+The weights are read layer by layer: about one layer of the model must fit this machine.
 """
 
 import argparse
 from pathlib import Path
 
+from draftstates.errors import UserError
 from draftstates.model.folder import ModelFolder
-from draftstates.shards import layout
-from draftstates.spec import torch_dtype
-from draftstates.verify import parity
+from draftstates.shards.layout import Shard
+from draftstates.verify.parity.check import compare_prompt, sample_prompt
+from draftstates.verify.parity.compare import COMPUTE_DTYPES, Limit, fault
+from draftstates.verify.parity.streamed import NoReference, StreamedModel
 
 EXAMPLE = (
     "draftstates parity --shard results/CAPTURE/shards/ID.safetensors --model MODEL"
@@ -23,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=int, default=3, help="how many of the shard's samples")
     parser.add_argument(
         "--compute-dtype",
-        choices=sorted(parity.TOLERANCES),
+        choices=COMPUTE_DTYPES,
         required=True,
         help="number format that the server computed in",
     )
@@ -37,25 +39,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> None:
     """Compare the samples and print the distance of each layer."""
-    shard = layout.Shard(arguments.shard)
-    num_layers = ModelFolder(arguments.model).num_layers
-    dtype = torch_dtype(arguments.compute_dtype)
-    reference = parity.Reference(
-        arguments.model,
-        dtype=dtype,
-        device=arguments.device,
-        trust_remote_code=arguments.trust_remote_code,
+    shard, model = Shard(arguments.shard), ModelFolder(arguments.model)
+    limit = Limit.of(
+        compute=arguments.compute_dtype,
+        stored=shard.stored_dtype,
+        quantization=model.quantization,
     )
-    coarser = max((arguments.compute_dtype, shard.stored_dtype), key=parity.TOLERANCES.get)
-    for index in range(min(arguments.samples, len(shard))):
-        states = parity.named_states(shard, index, num_layers=num_layers)
-        found = parity.compare(states, reference.states(shard.sample(index)["input_ids"]))
-        for layer in found:
-            neighbours = ", ".join(
-                f"{name} {distance:.2g}" for name, distance in layer.neighbours.items()
-            )
-            print(
-                f"sample {index} {layer.layer}: median {layer.median:.2g}, worst {layer.worst:.2g};"
-                f" neighbours {neighbours}"
-            )
-        parity.judge(found, dtype=coarser, sample=shard.header.sample_ids[index])
+    try:
+        reference = StreamedModel(
+            model, device=arguments.device, trust_remote_code=arguments.trust_remote_code
+        )
+        for index in range(min(arguments.samples, len(shard))):
+            _compare(shard, index, reference, limit)
+    except NoReference as error:
+        raise UserError(
+            f"{arguments.model}: expected a model that transformers can load, found: {error}: add"
+            " --trust-remote-code where the folder holds the model's own code; else leave parity"
+            " out for this model"
+        ) from error
+
+
+def _compare(shard: Shard, index: int, reference: StreamedModel, limit: Limit) -> None:
+    prompt = sample_prompt(shard, index, num_layers=reference.num_layers)
+    states = reference.states(prompt.input_ids)
+    if states.reason:
+        raise NoReference(states.reason)
+    found = compare_prompt(prompt, states, limit=limit)
+    for layer in found:
+        beside = ", ".join(f"{name} {distance:.2g}" for name, distance in layer.neighbours.items())
+        print(
+            f"sample {index} {layer.layer}: median {layer.median:.2g}, worst {layer.worst:.2g};"
+            f" neighbours {beside}"
+        )
+    if faults := [what for layer in found if (what := fault(layer))]:
+        raise UserError(f"sample {shard.header.sample_ids[index]}, {faults[0]}")

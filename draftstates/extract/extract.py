@@ -45,6 +45,7 @@ def extract_shard(
     output: Path,
     planned: Collection[str],
     server_image: str | None = None,
+    selftest: str | None = None,
 ) -> dict[str, float]:
     """Make one shard.
 
@@ -56,6 +57,7 @@ def extract_shard(
             id>.recaptures.safetensors` and `<shard id>.receipts.json`.
         planned: ids of all planned shards.
         server_image: file name of the image that the server runs in, for the record.
+        selftest: id of the self-test rows that the server agreed with; the manifest asks for it.
 
     Returns:
         figures: captured, copied and recaptured tokens and seconds.
@@ -90,6 +92,7 @@ def extract_shard(
             tokens,
             spec=spec,
             engines={engine, *copied.engines},
+            selftests={*([selftest] if selftest else []), *copied.selftests},
             images={
                 "server": tuple(distinct([server_image, *copied.images])),
                 "extract": (present_image(),),
@@ -288,6 +291,7 @@ def make_receipts(
     captured: list[Captured],
     chosen: list[tuple[int, int]],
     copied: Mapping[int, ReceiptEntry] = MappingProxyType({}),
+    selftests: Collection[str] = (),
 ) -> Receipts:
     """Return the receipts of a shard.
 
@@ -297,6 +301,7 @@ def make_receipts(
         captured: captured samples and prefix recaptures in the order of `lay_out`'s work.
         chosen: position and rows of each prefix recapture.
         copied: receipts of the copied samples by position; they are not in `captured`.
+        selftests: ids of the self-test rows that the capturing servers agreed with.
     """
     done = iter(captured)
     samples = [
@@ -313,6 +318,7 @@ def make_receipts(
         images=images,
         samples=tuple(samples),
         recaptures=tuple(recaptures),
+        selftests=tuple(sorted(selftests)),
     )
 
 

@@ -30,11 +30,13 @@ class Copied:
         receipts: receipts of the copied samples by position in the shard.
         engines: versions of the engines that captured them.
         images: file names of the images that the engines ran in, None for the host.
+        selftests: ids of the self-test rows that the engines agreed with.
     """
 
     receipts: dict[int, ReceiptEntry] = dataclasses.field(default_factory=dict)
     engines: set[str] = dataclasses.field(default_factory=set)
     images: set[str | None] = dataclasses.field(default_factory=set)
+    selftests: set[str] = dataclasses.field(default_factory=set)
 
     @property
     def rows(self) -> int:
@@ -73,6 +75,7 @@ def copy_captured(shard: Path, *, capture_folder: Path, planned: Collection[str]
                 copied.receipts[index] = entry
                 copied.engines.update(receipts.engine.versions)
                 copied.images.update(receipts.images["server"])
+                copied.selftests.update(receipts.selftests)
         # A server on another node must see the rows when it opens the file.
         os.fsync(descriptor)
     finally:

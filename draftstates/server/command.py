@@ -69,6 +69,8 @@ def server_settings(config: Configuration, *, spec: CaptureSpec, plan: Path) -> 
             str(config.model.path.resolve()),
             "--root",
             str(results),
+            "--parity-tokens",
+            str(config.checks.parity_tokens),
             "--output",
             str(attestation_path(config)),
         ),

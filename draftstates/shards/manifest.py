@@ -1,6 +1,7 @@
 """The writer of the manifest: verified shards, a table of their samples, and the accounting."""
 
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from draftstates.records import (
     Manifest,
     ManifestShard,
     ManifestTotals,
+    Parity,
     Plan,
     PlannedShard,
     Verified,
@@ -44,7 +46,13 @@ _GROUP_SAMPLES = 50_000
 
 
 def write_manifest(
-    plan: Plan, *, tokens: Path, capture_folder: Path, manifest: Path, samples: Path
+    plan: Plan,
+    *,
+    tokens: Path,
+    capture_folder: Path,
+    manifest: Path,
+    samples: Path,
+    parity: str = "auto",
 ) -> Manifest:
     """Write `samples.parquet`, then `manifest.json`.
 
@@ -56,15 +64,18 @@ def write_manifest(
         capture_folder: folder with `shards/` and `verified/`.
         manifest: path of the manifest to write.
         samples: path of the table to write.
+        parity: `checks.parity`: whether the comparison with the checkpoint is required.
 
     Raises:
-        UserError: `capture_folder` is not the plan's; a shard is missing, not verified, or not as
-            planned; the accounting does not close; or the plan has no shards.
+        UserError: `capture_folder` is not the plan's; a shard is missing, not verified, not as
+            planned, or captured by a server that was not compared with the checkpoint; the
+            accounting does not close; or the plan has no shards.
     """
     plan.check_capture_folder(capture_folder)
     if not plan.shards:
         raise UserError("the plan has no shards: expected at least one; check the configuration")
     verified = [_read_verified(capture_folder, plan, entry) for entry in plan.shards]
+    compared = _read_parity(capture_folder, plan, verified, mode=parity)
     totals = _totals(plan, verified)
     _write_samples(samples, plan, verified, tokens)
     content = Manifest(
@@ -79,6 +90,7 @@ def write_manifest(
             for entry, found in zip(plan.shards, verified, strict=True)
         ),
         samples_checksum=file_checksum(samples),
+        parity=compared,
     )
     content.publish(manifest)
     return content
@@ -94,6 +106,30 @@ def _read_verified(capture_folder: Path, plan: Plan, planned: PlannedShard) -> V
     found = Verified.read(path)
     found.check(path, planned=planned, capture_key=plan.capture.key)
     _check_file(capture.shard(planned.shard_id), found, path)
+    return found
+
+
+def _read_parity(
+    capture_folder: Path, plan: Plan, verified: list[Verified], *, mode: str
+) -> Parity:
+    """Read the comparison with the checkpoint, and hold every shard's server to it."""
+    path = Capture(capture_folder).parity
+    found = Parity.read(path)
+    if found.capture_key != plan.capture.key:
+        raise UserError(
+            f"{path}: expected capture_key {plan.capture.key}, found {found.capture_key};"
+            f" {Parity.remedy(path)}"
+        )
+    found.require(mode)
+    others = [each.shard_id for each in verified if set(each.selftests) != {found.selftest}]
+    if others:
+        receipts = [str(Capture(capture_folder).receipts(name)) for name in others]
+        raise UserError(
+            f"{len(others):,} shards, such as {others[0]}, were captured by a server that was not"
+            f" compared with the checkpoint, or that differed from it: expected the self-test"
+            f" {found.selftest}; to capture them again: rm -f {shlex.join(receipts)} && snakemake"
+            " --cores all"
+        )
     return found
 
 

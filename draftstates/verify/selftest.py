@@ -25,6 +25,7 @@ from draftstates.extract.staging import building_folder, remove_empty
 from draftstates.files import publish_json
 from draftstates.model.digest import check_content
 from draftstates.model.folder import ModelFolder
+from draftstates.model.lengths import SHORT, prompt_length
 from draftstates.paths import Results
 from draftstates.plan.shard_tokens import ShardTokens
 from draftstates.records import Plan, PlannedChecks, PlannedShard
@@ -34,8 +35,9 @@ from draftstates.shards.layout import Shard
 from draftstates.spec import CaptureSpec
 from draftstates.verify import opinions
 from draftstates.verify.agreement import agreed_settings, check_agreement
-from draftstates.verify.parity import row_distances
+from draftstates.verify.parity.compare import row_distances
 from draftstates.verify.prompts import prompt_lengths
+from draftstates.verify.selftest_rows import keep_rows
 from draftstates.verify.verify import verify_shard
 
 _OPTIONS = ExtractOptions(recapture_fraction=1.0, recapture_minimum=3, retries=0)
@@ -55,7 +57,13 @@ _FLAGS = (
 
 
 def attest(
-    endpoint: Endpoint, *, spec: CaptureSpec, model: Path, earlier: Sequence[Path] = ()
+    endpoint: Endpoint,
+    *,
+    spec: CaptureSpec,
+    model: Path,
+    earlier: Sequence[Path] = (),
+    rows: Path | None = None,
+    parity_tokens: int = SHORT,
 ) -> dict[str, Any]:
     """Capture the self-test's samples twice and check promises 2 to 4 and 6 on them.
 
@@ -63,6 +71,9 @@ def attest(
 
     Args:
         earlier: attestations of servers that captured under the same key, if they exist.
+        rows: where the rows of every layer are kept for parity, see `selftest_rows`; None to keep
+            none.
+        parity_tokens: tokens that the prompt of these rows may have.
 
     Returns:
         the attestation: capture key, engine, flags, settings and the self-test's figures.
@@ -107,6 +118,14 @@ def attest(
             for name in ("hidden_states", "final_hidden_state")
         )
         opinions.check_repeat(repeat, spec=spec)
+        kept = rows and keep_rows(
+            rows,
+            folder=folder,
+            tokens=prompt_length(ModelFolder(model).text, most=parity_tokens),
+            vocabulary=ModelFolder(model).vocab_size,
+            endpoint=endpoint,
+            spec=spec,
+        )
     settings, mark = figures.pop("settings"), figures.pop("weights")
     check_agreement(settings, capture_key=spec.key, attestations=earlier)
     if mark:
@@ -127,6 +146,7 @@ def attest(
             **found,
             "longest_prompt": max(tokens.lengths),
             "repeat_distance": repeat,
+            "rows": kept,
             "seconds": round(time.monotonic() - started, 2),
         },
     }
@@ -236,10 +256,14 @@ def main() -> None:
     parser.add_argument(
         "--root", type=Path, required=True, help="folder below which the server writes"
     )
+    parser.add_argument(
+        "--parity-tokens", type=int, required=True, help="tokens that parity's prompt may have"
+    )
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
-    address, spec = read_address(arguments.address), Plan.read(arguments.plan).capture
-    capture = Results.of_plan(arguments.plan).capture(spec.folder_name)
+    address, plan = read_address(arguments.address), Plan.read(arguments.plan)
+    spec = plan.capture
+    capture = Results.of_plan(arguments.plan).capture(plan.capture_folder)
     endpoint = Endpoint(
         url=address.url,
         api_key=address.api_key,
@@ -248,12 +272,17 @@ def main() -> None:
     )
     try:
         attestation = attest(
-            endpoint, spec=spec, model=arguments.model, earlier=[capture.server, arguments.output]
+            endpoint,
+            spec=spec,
+            model=arguments.model,
+            earlier=[capture.server, arguments.output],
+            rows=capture.selftest_rows,
+            parity_tokens=arguments.parity_tokens,
         )
     except WaitedInVain:
         raise
     except UserError as error:
-        # a server that still answers was refused for what it did, which it would do again
+        # A server that still answers was refused for what it did, which it would do again.
         if health(address.url, seconds=_HEALTH_SECONDS) is None:
             raise LastingError(str(error)) from error
         raise

@@ -102,6 +102,7 @@ def verify_shard(
             alignment_share_of_limit=round(share, 4),
             prefix_distance=round(typical, 6),
         ),
+        selftests=received.selftests,
     )
 
 

@@ -28,8 +28,10 @@ from draftstates.model.head import read_head  # noqa: E402
 from draftstates.paths import recaptures_of, receipts_of  # noqa: E402
 from draftstates.plan.shard_tokens import ShardTokens  # noqa: E402
 from draftstates.records import PlannedChecks, PlannedShard  # noqa: E402
-from draftstates.verify import parity  # noqa: E402
 from draftstates.verify.alignment import Rounding, check_alignment  # noqa: E402
+from draftstates.verify.parity.check import compare_prompt, sample_prompt  # noqa: E402
+from draftstates.verify.parity.compare import Limit, fault, row_distances  # noqa: E402
+from draftstates.verify.parity.streamed import StreamedModel  # noqa: E402
 from draftstates.verify.verify import verify_shard  # noqa: E402
 
 FLAGS = os.environ.get("DRAFTSTATES_GPU_FLAGS", "").split()
@@ -108,18 +110,15 @@ def test_the_last_states_give_the_servers_own_next_tokens(
 
 def test_parity_with_hugging_face_layer_by_layer(running: Running, captured: tuple) -> None:
     samples, shard, *_ = captured
-    reference = parity.Reference(running.model, dtype=torch.bfloat16, device="cuda")
+    reference = StreamedModel(ModelFolder(running.model), device="cuda")
+    limit = Limit.of(compute="bfloat16", stored="bfloat16")
     medians: dict[str, list[float]] = {}
     for index in (1, 2, 4, 10):
-        states = shard.sample(index)
-        named = {f"r_{k}": states["hidden_states"][:, i] for i, k in enumerate(LAYERS)} | {
-            "post_norm": states["final_hidden_state"]
-        }
-        found = parity.compare(named, reference.states(states["input_ids"]))
-        for layer in found:
+        prompt = sample_prompt(shard, index, num_layers=reference.num_layers)
+        for layer in compare_prompt(prompt, reference.states(prompt.input_ids), limit=limit):
             print(layer)
             medians.setdefault(layer.layer, []).append(layer.median)
-        parity.judge(found, dtype="bfloat16", sample=str(index))
+            assert fault(layer) is None
     print({name: f"{statistics.median(values):.2g}" for name, values in medians.items()})
 
 
@@ -131,9 +130,7 @@ def test_a_second_pass_agrees_within_rounding(running: Running, captured: tuple)
     assert not refused_alone
     for other, rows in ((again, shard.header.rows), (alone, alone.header.rows)):
         for name in ("hidden_states", "final_hidden_state"):
-            distance = parity.row_distances(
-                other.states(name, 0, rows), shard.states(name, 0, rows)
-            )
+            distance = row_distances(other.states(name, 0, rows), shard.states(name, 0, rows))
             print(name, "median", distance.median().item(), "worst", distance.max().item())
             assert distance.median() < 2**-6
 

@@ -20,7 +20,7 @@ from server_harness import Running, capture, random_ids, serve, spec_for  # noqa
 from draftstates.extract import protocol  # noqa: E402
 from draftstates.shards.layout import Shard  # noqa: E402
 from draftstates.spec import CaptureSpec
-from draftstates.verify import parity  # noqa: E402
+from draftstates.verify.parity.compare import Limit, row_distances  # noqa: E402
 from draftstates.verify.selftest import attest  # noqa: E402
 
 FLAGS = os.environ.get("DRAFTSTATES_GPU_FLAGS", "").split()
@@ -78,9 +78,7 @@ def test_two_gpus_capture_the_rows_of_one(
         print(attest(running.endpoint, spec=spec, model=folder)["self_test"])
     for name in ("hidden_states", "final_hidden_state"):
         rows = shard.header.rows
-        distances = parity.row_distances(
-            shard.states(name, 0, rows), expected.states(name, 0, rows)
-        )
+        distances = row_distances(shard.states(name, 0, rows), expected.states(name, 0, rows))
         print(
             kind,
             writers,
@@ -90,4 +88,4 @@ def test_two_gpus_capture_the_rows_of_one(
             "worst",
             distances.max().item(),
         )
-        assert distances.median() < parity.TOLERANCES["bfloat16"]
+        assert distances.median() < Limit.of(compute="bfloat16", stored="bfloat16").median

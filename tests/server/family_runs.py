@@ -36,7 +36,7 @@ from draftstates.capture.taps import Taps  # noqa: E402
 from draftstates.extract.protocol import SELF_TEST, Destination  # noqa: E402
 from draftstates.model import family as conventions  # noqa: E402
 from draftstates.model.folder import ModelFolder  # noqa: E402
-from draftstates.verify.parity import row_distances  # noqa: E402
+from draftstates.verify.parity.compare import row_distances  # noqa: E402
 
 _LENGTHS = (9, 40)
 _SECONDS = 120

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from draftstates.capture.settings import CaptureSettings
 from draftstates.engine.flags import numeric
@@ -29,7 +28,9 @@ from draftstates.paths import BUILDING
 from draftstates.server.launchers import free_port
 from draftstates.shards import layout
 from draftstates.spec import CaptureSpec
-from draftstates.verify import parity
+from draftstates.verify.parity.check import compare_prompt, sample_prompt
+from draftstates.verify.parity.compare import Limit, fault
+from draftstates.verify.parity.streamed import StreamedModel
 
 START_SECONDS = int(os.environ.get("DRAFTSTATES_START_SECONDS", "600"))
 CPU_FLAGS = [
@@ -242,14 +243,12 @@ def check_parity(shard: layout.Shard, folder: Path, count: int) -> None:
 
     Its neighbours must be far.
     """
-    reference = parity.Reference(folder, dtype=torch.float32)
+    reference = StreamedModel(ModelFolder(folder))
+    limit = Limit.of(compute="float32", stored="float32")
     for index in range(count):
-        found = parity.compare(
-            parity.named_states(shard, index, num_layers=ModelFolder(folder).num_layers),
-            reference.states(torch.from_numpy(shard.input_ids[slice(*shard.rows(index))].copy())),
-        )
-        parity.judge(found, dtype="float32", sample=str(index))
-        for layer in found:
+        prompt = sample_prompt(shard, index, num_layers=reference.num_layers)
+        for layer in compare_prompt(prompt, reference.states(prompt.input_ids), limit=limit):
+            assert fault(layer) is None
             assert layer.worst < 1e-3, layer
             assert all(distance > 0.02 for distance in layer.neighbours.values()), layer
 

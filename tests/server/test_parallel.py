@@ -25,7 +25,7 @@ from draftstates.capture.numbers import MADE_UP
 from draftstates.extract import protocol
 from draftstates.shards.layout import Shard
 from draftstates.spec import CaptureSpec
-from draftstates.verify import parity
+from draftstates.verify.parity.compare import row_distances
 from draftstates.verify.selftest import attest
 
 pytestmark = pytest.mark.server
@@ -95,9 +95,7 @@ def check_retraction(running: Running) -> None:
     assert [shard.checksum(i) for i in range(4)] == [receipts[len(part)].checksum for part in parts]
     for name in ("hidden_states", "final_hidden_state"):
         assert (
-            parity.row_distances(
-                shard.states(name, 0, first), undisturbed.states(name, 0, first)
-            ).max()
+            row_distances(shard.states(name, 0, first), undisturbed.states(name, 0, first)).max()
             < 1e-4
         )
 
@@ -134,10 +132,7 @@ def test_of_two_tensor_parallel_ranks_one_writes_and_the_rows_are_the_same(
         attest(running.endpoint, spec=spec, model=folder)
     for name in ("hidden_states", "final_hidden_state"):
         rows = shard.header.rows
-        assert (
-            parity.row_distances(shard.states(name, 0, rows), alone.states(name, 0, rows)).max()
-            < 1e-4
-        )
+        assert row_distances(shard.states(name, 0, rows), alone.states(name, 0, rows)).max() < 1e-4
 
 
 def test_two_data_parallel_ranks_fill_one_shard_together(one: tuple, tmp_path: Path) -> None:
@@ -170,7 +165,7 @@ def test_two_data_parallel_ranks_fill_one_shard_together(one: tuple, tmp_path: P
     for name in ("hidden_states", "final_hidden_state"):
         for start in (0, rows):
             assert (
-                parity.row_distances(
+                row_distances(
                     shard.states(name, start, start + rows), alone.states(name, 0, rows)
                 ).max()
                 < 1e-4

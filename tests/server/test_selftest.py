@@ -25,7 +25,10 @@ from server_harness import (
 
 from draftstates.errors import UserError
 from draftstates.extract.client import Client, Work
+from draftstates.model.folder import ModelFolder
 from draftstates.shards.layout import Shard
+from draftstates.shards.selftest_rows import SelftestRows, read_id
+from draftstates.verify.parity import check
 from draftstates.verify.selftest import attest
 
 pytestmark = pytest.mark.server
@@ -43,8 +46,9 @@ def refused(running: Running, spec: object = None) -> str:
     return str(caught.value)
 
 
-def test_a_right_server_passes_and_says_what_it_is(server: Running) -> None:
-    found = attest(server.endpoint, spec=server.spec, model=server.model)
+def test_a_right_server_passes_and_says_what_it_is(server: Running, tmp_path: Path) -> None:
+    rows = tmp_path / "selftest.safetensors"
+    found = attest(server.endpoint, spec=server.spec, model=server.model, rows=rows)
     assert found["capture_key"] == server.spec.key
     assert found["engine"]["version"]
     assert found["flags"]["disable_radix_cache"] is True
@@ -56,7 +60,21 @@ def test_a_right_server_passes_and_says_what_it_is(server: Running) -> None:
         assert found["self_test"][name] < 1e-6, name
     assert found["self_test"]["own_capture_missing"] == ""
     assert found["self_test"]["repeat_distance"] < 1e-4
+    assert found["self_test"]["rows"] == read_id(rows)
+    check_every_layer(rows, server, layers=30)
     assert not (server.endpoint.root / ".selftest").exists()
+
+
+def check_every_layer(path: Path, running: Running, *, layers: int) -> None:
+    """Check that the self-test's rows of every layer are those of the checkpoint."""
+    parity = check.check_parity(
+        SelftestRows.read(path),
+        spec=running.spec,
+        model=ModelFolder(running.model),
+        asked=check.Asked(tokens=64, layers=None, code="0"),
+    )
+    assert parity.result == f"all {layers} layers"
+    assert [layer.layer for layer in parity.layers][:-1] == [f"r_{k}" for k in range(layers + 1)]
 
 
 def test_a_server_with_its_radix_cache_on_is_refused_by_count(shared_server: Running) -> None:
@@ -223,6 +241,21 @@ def test_the_server_writes_no_published_shard(faulty: Running) -> None:
     assert "a server writes shards under construction alone" in asyncio.run(go())[0]
     assert published.read_bytes() == before
     assert [path.name for path in published.parent.iterdir()] == [published.name]
+
+
+def test_a_later_server_is_held_to_the_rows_of_the_first(faulty: Running, tmp_path: Path) -> None:
+    """The rows of another model under the same key: here they are changed in the file."""
+    (faulty.endpoint.root / "fault").write_text("none")
+    rows = tmp_path / "selftest.safetensors"
+    first = attest(faulty.endpoint, spec=faulty.spec, model=faulty.model, rows=rows)
+    check_every_layer(rows, faulty, layers=6)
+    second = attest(faulty.endpoint, spec=faulty.spec, model=faulty.model, rows=rows)
+    assert second["self_test"]["rows"] == first["self_test"]["rows"] == read_id(rows)
+    kept = SelftestRows.read(rows)
+    kept.prompts[0].states["r_4"] *= 1.01
+    kept.save(rows)
+    with pytest.raises(UserError, match=r"other rows than .*: r_4: the median row differs by 0.01"):
+        attest(faulty.endpoint, spec=faulty.spec, model=faulty.model, rows=rows)
 
 
 def test_without_a_fault_qwen3s_rows_are_those_of_hugging_face(faulty: Running) -> None:

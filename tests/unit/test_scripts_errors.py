@@ -33,6 +33,10 @@ FORMATS = {
     "receipts": b'{"format": "draftstates.receipts", "format_version": 2, "samples": 3}',
 }
 COMMANDS = {
+    "check_parity": (
+        "--config {config} --plan {plan} --code 0 --threads 1 --html {out}/parity.html"
+        " --output {out}/{folder_name}/parity.json"
+    ),
     "accounting": "--results {results}",
     "compact": "--manifest {manifest} --output {out} --fp8 all --keep-top-token {model}",
     "export": "--manifest {manifest} --trainer speculators --output {out} --model {model}",
@@ -41,7 +45,7 @@ COMMANDS = {
         " {out}/{folder_name}/shards/shard"
     ),
     "manifest": (
-        "--plan {plan} --capture-folder {run} --output {out}/manifest.json"
+        "--plan {plan} --capture-folder {run} --parity auto --output {out}/manifest.json"
         " --samples {out}/samples.parquet"
     ),
     "parity": "--shard {shard} --model {model} --compute-dtype float32",
@@ -182,7 +186,7 @@ def test_a_path_that_leads_to_something_else_is_named_in_one_line(
     assert not list((tmp_path / "out").rglob("*.json"))
 
 
-@pytest.mark.parametrize("command", ["extract", "manifest", "server", "verify"])
+@pytest.mark.parametrize("command", ["check_parity", "extract", "manifest", "server", "verify"])
 def test_what_is_of_the_plans_run_goes_into_no_other_folder(
     command: str, good: dict[str, object], tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """What the rules ask: which shards are there, and whether sources and models have changed."""
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -327,3 +328,80 @@ def test_arguments_are_shown_to_sglangs_own_parser_once(
     monkeypatch.setattr(workflow.subprocess, "run", None)
     workflow.check_engine_arguments(right, cache=tmp_path)
     workflow.check_engine_arguments(with_arguments(tmp_path, args=[]), cache=tmp_path)
+
+
+def parity_config(folder: Path, **checks: object) -> Configuration:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "rows.jsonl").touch()
+    return resolve(
+        {
+            "data": {
+                "sources": [{"name": "a", "files": [str(folder / "rows.jsonl")]}],
+                "max_tokens": 64,
+            },
+            "model": {"path": str(folder / "model")},
+            "capture": {"residual_layers": [1]},
+            "checks": checks,
+        },
+        origin="test",
+    )
+
+
+def compares(results: Path, run: str, config: Configuration) -> bool:
+    """Whether the rule for parity would make this capture's."""
+    capture = workflow.captures_without_parity(results, config)
+    pattern = rf"results/(?P<capture>{capture})/parity\.json"
+    return re.fullmatch(pattern, f"results/{run}/parity.json") is not None
+
+
+def test_parity_that_is_there_has_no_rule_unless_it_was_asked_for_otherwise(tmp_path: Path) -> None:
+    config, results = parity_config(tmp_path), tmp_path / "results"
+    make_shard(results, "m-1", ID)
+    make_shard(results, "m-2", ID)
+    assert compares(results, "m-1", config)
+    known = {"asked": workflow.parity_asked(config)}
+    (results / "m-1" / "parity.json").write_text(json.dumps(known))
+    assert compares(results, "m-1", config), "its page is missing"
+    (results / "m-1" / "parity.html").touch()
+    assert not compares(results, "m-1", config)
+    assert compares(results, "m-2", config)
+    assert not compares(results, "m-1", parity_config(tmp_path, parity="required"))
+    assert compares(results, "m-1", parity_config(tmp_path, parity_tokens=64))
+    assert compares(results, "m-1", parity_config(tmp_path, parity_layers=2))
+    (results / "m-1" / "parity.json").write_text("[]")
+    assert compares(results, "m-1", config)
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "checks", "waits"),
+    [
+        (0.3, {}, True),
+        (3.5, {}, True),
+        (60, {}, False),
+        (60, {"parity_layers": 2}, True),
+    ],
+)
+def test_extraction_waits_for_parity_where_it_is_short(
+    tmp_path: Path, gigabytes: float, checks: dict, waits: bool
+) -> None:
+    """The file has a hole of that size: nothing of it is read."""
+    config = parity_config(tmp_path, **checks)
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"num_hidden_layers": 40}))
+    with open(model / "model.safetensors", "wb") as file:
+        file.truncate(int(gigabytes * 1e9))
+    assert (workflow.parity_seconds(config) < 120) == waits
+
+
+def test_a_long_prompt_takes_longer(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    with open(model / "model.safetensors", "wb") as file:
+        file.truncate(1 << 30)
+    seconds = []
+    for window in (128, 4096):
+        config = {"num_hidden_layers": 40, "sliding_window": window}
+        (model / "config.json").write_text(json.dumps(config))
+        seconds.append(workflow.parity_seconds(parity_config(tmp_path)))
+    assert seconds[1] > 3 * seconds[0]

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from captured import Captured, capture, plan_of, tiny_model, verify, write
+from captured import Captured, capture, parity_of, plan_of, tiny_model, verify, write
 
 from draftstates.documents import sealed
 from draftstates.errors import UserError
@@ -35,6 +35,7 @@ class Run:
         self.plan: Plan | None = None
         for source, captured in self.captured.items():
             self._add(source, captured)
+        parity_of(self.plan.capture).publish(self.run / "parity.json")
 
     def _add(self, source: str, captured: Captured) -> None:
         plan = plan_of(captured, source=source)
@@ -50,13 +51,14 @@ class Run:
             tokens / f"{files.shard_id}.parquet",
         )
 
-    def write(self) -> dict[str, Any]:
+    def write(self, *, parity: str = "auto") -> dict[str, Any]:
         manifest = write_manifest(
             self.plan,
             tokens=self.results / "tokens" / "shards",
             capture_folder=self.run,
             manifest=self.run / "manifest.json",
             samples=self.run / "samples.parquet",
+            parity=parity,
         )
         return manifest.document()
 
@@ -160,6 +162,56 @@ def test_a_sample_is_read_back_by_what_the_table_says(run: Run) -> None:
         assert entry.checksum == shard.checksum(entry.position)
 
 
+def test_the_manifest_says_how_far_the_server_was_compared_with_the_checkpoint(run: Run) -> None:
+    parity = run.write()["parity"]
+    assert parity["result"] == "all 8 layers"
+    assert parity["layers"][0]["median"] == 1e-3
+    assert parity["beyond"] == {"sliding_window": 4096}
+
+
+def test_without_a_comparison_with_the_checkpoint_there_is_no_manifest(run: Run) -> None:
+    (run.run / "parity.json").unlink()
+    assert "expected a result of parity: No such file" in _refused(run)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"capture_key": "x"}, "expected capture_key"),
+        ({"selftest": "of another server"}, "were captured by a server that was not compared"),
+    ],
+)
+def test_a_comparison_of_another_server_is_refused(
+    run: Run, changes: dict[str, Any], expected: str
+) -> None:
+    parity_of(run.plan.capture, **changes).publish(run.run / "parity.json")
+    assert expected in _refused(run)
+
+
+def test_a_comparison_that_was_changed_is_refused(run: Run) -> None:
+    path = run.run / "parity.json"
+    path.write_text(path.read_text().replace("all 8 layers", "all 9 layers"))
+    assert "changed since it was written" in _refused(run)
+
+
+@pytest.mark.parametrize("selftests", [[], ["of another"], ["of another", "5e1f" * 8]])
+def test_a_shard_of_a_server_that_was_not_compared_is_named_with_what_captures_it_again(
+    run: Run, selftests: list[str]
+) -> None:
+    run.change_verified("b", lambda found: found.update(selftests=selftests))
+    message = _refused(run)
+    assert f"1 shards, such as {run.captured['b'].shard_id}, were captured by a server" in message
+    assert f"rm -f {run.run}/shards/{run.captured['b'].shard_id}.receipts.json" in message
+
+
+def test_no_comparison_is_an_error_only_where_one_is_required(run: Run) -> None:
+    none = parity_of(run.plan.capture, result="none (gptq)", compared=0, layers=())
+    none.publish(run.run / "parity.json")
+    with pytest.raises(UserError, match=r"checks.parity: required, but parity is none \(gptq\)"):
+        run.write(parity="required")
+    assert run.write()["parity"]["result"] == "none (gptq)"
+
+
 def test_a_shard_that_was_not_verified_is_refused(run: Run) -> None:
     (run.run / "verified" / f"{run.captured['b'].shard_id}.json").unlink()
     assert "expected the findings of verification: No such file" in _refused(run)
@@ -259,6 +311,8 @@ def test_the_command_ends_with_the_accounting_and_the_path(
     run.plan.publish(plan)
     output = run.run / "manifest.json"
     arguments = [
+        "--parity",
+        "auto",
         "--plan",
         plan,
         "--capture-folder",

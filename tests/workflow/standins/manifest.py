@@ -9,9 +9,11 @@ from draftstates.records import Engine, Figures, Manifest, ManifestShard, Manife
 parser = argparse.ArgumentParser()
 for name in ("plan", "capture-folder", "output", "samples"):
     parser.add_argument(f"--{name}", type=Path, required=True)
+parser.add_argument("--parity")
 arguments = parser.parse_args()
 plan = Plan.read(arguments.plan)
 verified = arguments.capture_folder / "verified"
+(arguments.capture_folder / "parity.json").read_bytes()
 assert all((verified / f"{shard.shard_id}.json").exists() for shard in plan.shards)
 arguments.samples.write_text("")
 Manifest(

@@ -1,0 +1,299 @@
+"""The load audit: whether SGLang read every tensor of the checkpoint and filled every parameter.
+
+SGLang skips tensors that it has no parameter for, and leaves parameters that it finds no tensor
+for, without a word. The audit passes the checkpoint's tensors on as a subclass that follows itself
+through views, casts, stacks and loader threads until it is copied into something else. It fills the
+parameters beforehand with a bit pattern that no checkpoint holds, and searches for it afterwards.
+
+The audit is made once for each model, engine and parallel layout, and its result kept below the
+server's root.
+"""
+
+import dataclasses
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import torch
+from torch.utils._pytree import tree_map
+
+from draftstates.capture import plugin
+from draftstates.capture.settings import CaptureSettings
+from draftstates.files import publish_json
+from draftstates.model.folder import ModelFolder
+from draftstates.model.unused import why_unused
+
+# A NaN as float8_e4m3fn, bfloat16 (and float16), float32 and float64, by the bytes of an element.
+_PATTERN = {1: 0x7F, 2: 0x7FA5, 4: 0x7FA5A5A5, 8: 0x7FA5A5A5A5A5A5A5}
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Packed integers may hold the pattern by chance.
+_INTEGER_SHARE = 0.1
+_COPIES = ("copy_", "__setitem__", "set_", "add_", "index_copy_")
+_VALUES = ("item", "tolist", "__float__", "__int__", "numpy")
+# Parameters of so many elements are kept as they were made, for those that no tensor fills.
+_SMALL = 1 << 16
+# A fused layer has a scale for each part; a checkpoint of fused layers fills the first.
+_SCALE_SLOTS = 16
+# Elements that are searched at once.
+_BLOCK = 1 << 26
+_SHOWN = 12
+_LAYOUT = ("tp_size", "dp_size", "ep_size", "attn_dp_size", "moe_dp_size", "enable_dp_attention")
+_VERSION = 1
+
+
+@dataclasses.dataclass
+class Findings:
+    """What one rank did with the checkpoint.
+
+    Attributes:
+        seen: names of the tensors that the loader gave to the model.
+        read: names of those that were copied into something.
+        unfilled: by parameter, the elements that no tensor filled, such as `32 of 64`.
+    """
+
+    seen: set[str] = dataclasses.field(default_factory=set)
+    read: set[str] = dataclasses.field(default_factory=set)
+    unfilled: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of_ranks(cls, ranks: Iterable["Findings"]) -> "Findings":
+        """Return the findings of all ranks: a tensor counts as read where any rank read it."""
+        found = cls()
+        for each in ranks:
+            found.seen |= each.seen
+            found.read |= each.read
+            found.unfilled = {**each.unfilled, **found.unfilled}
+        return found
+
+
+class _Watched(torch.Tensor):
+    """A tensor of the checkpoint, or what was made of some."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):  # noqa: ANN001, ANN206
+        names: set[str] = set()
+        findings: Findings | None = None
+
+        def bare(value: object) -> object:
+            nonlocal findings
+            if isinstance(value, _Watched):
+                names.update(value.__dict__["names"])
+                findings = value.__dict__["findings"]
+                return value.as_subclass(torch.Tensor)
+            return value
+
+        with torch._C.DisableTorchFunctionSubclass():
+            plain, keywords = tree_map(bare, args), tree_map(bare, kwargs or {})
+            out = function(*plain, **keywords)
+        called = getattr(function, "__name__", "")
+        target = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        into = called in _COPIES and target is not None and not isinstance(target, _Watched)
+        if into or called in _VALUES:
+            with _LOCK:
+                findings.read |= names
+            return out
+        if target is not None and not isinstance(target, _Watched) and called.endswith("_"):
+            return out
+        return tree_map(
+            lambda value: _watch(value, names, findings) if type(value) is torch.Tensor else value,
+            out,
+        )
+
+
+_LOCK = threading.Lock()
+
+
+def _watch(tensor: torch.Tensor, names: Iterable[str], findings: Findings) -> torch.Tensor:
+    watched = tensor.as_subclass(_Watched)
+    watched.__dict__["names"], watched.__dict__["findings"] = frozenset(names), findings
+    return watched
+
+
+def audited(
+    load: Callable[[Iterable[tuple[str, torch.Tensor]]], object],
+    model: torch.nn.Module,
+    weights: Iterable[tuple[str, torch.Tensor]],
+) -> Findings:
+    """Load weights into a model, and return what was read and what was not filled.
+
+    Args:
+        load: the model's own `load_weights`.
+        model: the model, its parameters not yet loaded.
+        weights: names and tensors of the checkpoint.
+    """
+    findings, made = Findings(), {}
+    before, given = {}, {}
+    for name, parameter in model.named_parameters():
+        before[name] = parameter.data_ptr()
+        if parameter.numel() <= _SMALL:
+            made[name] = parameter.detach().clone()
+        if not parameter.is_meta:
+            _bits(parameter).fill_(_PATTERN[parameter.element_size()])
+
+    def follow() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in weights:
+            findings.seen.add(name)
+            given[tensor.data_ptr(), tensor.numel()] = name
+            yield name, _watch(tensor, [name], findings)
+
+    load(follow())
+    for name, parameter in model.named_parameters():
+        data = parameter.data
+        if data.data_ptr() != before.get(name):
+            # A loader made the tensor itself the parameter's data.
+            findings.read |= {given.get((data.data_ptr(), data.numel()))} - {None}
+        left = _unfilled(data)
+        if not left:
+            continue
+        _put_back(data, made.get(name))
+        scale = name.endswith("_scale") and data.numel() <= _SCALE_SLOTS
+        if not (scale and left < data.numel()):
+            findings.unfilled[name] = f"{left:,} of {data.numel():,}"
+    return findings
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().view(_INTEGERS[tensor.element_size()])
+
+
+def _unfilled(tensor: torch.Tensor) -> int:
+    """Return how many elements hold the pattern; 0 where chance explains them."""
+    if tensor.is_meta or not tensor.numel():
+        return 0
+    bits, pattern = _bits(tensor), _PATTERN[tensor.element_size()]
+    blocks = bits.reshape(-1).split(_BLOCK)
+    left = sum(int((block == pattern).sum()) for block in blocks)
+    chance = 0 if tensor.is_floating_point() else _INTEGER_SHARE * tensor.numel()
+    return left if left > chance else 0
+
+
+def _put_back(tensor: torch.Tensor, made: torch.Tensor | None) -> None:
+    """Give the unfilled elements the values that they were made with, or zeros."""
+    unfilled = _bits(tensor) == _PATTERN[tensor.element_size()]
+    if made is None or made.shape != tensor.shape:
+        tensor[unfilled] = 0
+    else:
+        tensor[unfilled] = made[unfilled]
+
+
+def faults(found: Findings, model: ModelFolder) -> list[str]:
+    """Return the tensors that were not read and the parameters that were not filled, in words.
+
+    Tensors that no state depends on are left out.
+    """
+    tied = bool(model.text.get("tie_word_embeddings", model.config.get("tie_word_embeddings")))
+    unread = [
+        f"{name} is in the checkpoint and was not read"
+        for name in sorted(found.seen - found.read)
+        if not why_unused(name, text=model.text, tied=tied)
+    ]
+    unfilled = [
+        f"{name} is in the model and was not filled ({left} elements)"
+        for name, left in sorted(found.unfilled.items())
+        if not why_unused(name, text=model.text, tied=tied)
+    ]
+    return unread + unfilled
+
+
+class LoadAudit:
+    """The audit of a server's loading.
+
+    Args:
+        settings: the server's settings.
+    """
+
+    def __init__(self, settings: CaptureSettings) -> None:
+        self._settings = settings
+        self._active = False
+        self._found: Findings | None = None
+
+    def around_load_model(
+        self, original: Callable, runner: object, *args: object, **kwargs: object
+    ) -> object:
+        """Audit the loading of the target model, unless its result is known.
+
+        Raises:
+            SystemExit: names the tensors that were not read and the parameters that were not
+                filled, or says that the weights came in a way that is not audited.
+        """
+        arguments = runner.server_args
+        if getattr(runner, "is_draft_worker", False) or arguments.load_format == "dummy":
+            return original(runner, *args, **kwargs)
+        path = self._settings.root / ".audits" / f"{self._key(arguments)}.json"
+        if all(_from_all_ranks(path.exists())):
+            return original(runner, *args, **kwargs)
+        started, self._active, self._found = time.monotonic(), True, None
+        try:
+            result = original(runner, *args, **kwargs)
+        finally:
+            self._active = False
+        self._judge(path, ModelFolder(Path(arguments.model_path)), time.monotonic() - started)
+        return result
+
+    def around_load_weights(self, original: Callable, *args: object, **kwargs: object) -> object:
+        """Audit the model's own `load_weights` while it is called."""
+        if not self._active:
+            return original(*args, **kwargs)
+        model = next(
+            value for value in (*args, *kwargs.values()) if isinstance(value, torch.nn.Module)
+        )
+        load = model.load_weights
+
+        def audit(weights: Iterable, *more: object, **named: object) -> None:
+            self._found = audited(lambda each: load(each, *more, **named), model, weights)
+
+        model.load_weights = audit
+        try:
+            return original(*args, **kwargs)
+        finally:
+            del model.load_weights
+
+    def _judge(self, path: Path, model: ModelFolder, seconds: float) -> None:
+        everywhere = _from_all_ranks(self._found)
+        if None in everywhere:
+            plugin.refuse(
+                f"the weights of {model.path} were loaded in a way that is not audited; load"
+                " safetensors without --load-format"
+            )
+        found = Findings.of_ranks(everywhere)
+        if said := faults(found, model):
+            more = f"; and {len(said) - _SHOWN} more" if len(said) > _SHOWN else ""
+            plugin.refuse(
+                f"it does not load {model.path} as it is: {'; '.join(said[:_SHOWN])}{more}. Its"
+                " model file does not know this checkpoint's configuration, or a tensor is missing"
+            )
+        # Ranks and servers that start together write the same.
+        counts = {"tensors": len(found.seen), "read": len(found.read)}
+        publish_json({**counts, "seconds": round(seconds, 1)}, path)
+
+    def _key(self, arguments: object) -> str:
+        import sglang
+
+        layout = {name: getattr(arguments, name, None) for name in _LAYOUT}
+        parts = [_VERSION, self._settings.spec.model_digest, sglang.__version__, layout]
+        text = json.dumps(parts, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _from_all_ranks(value: object) -> list:
+    """Return this value of every rank that the model is spread over."""
+    from sglang.srt.distributed import get_tp_group
+
+    group = get_tp_group()
+    if group.world_size == 1:
+        return [value]
+    values: list = [None] * group.world_size
+    torch.distributed.all_gather_object(values, value, group=group.cpu_group)
+    return values
+
+
+def register(settings: CaptureSettings) -> None:
+    """Hook the audit into SGLang; before other hooks of `LOAD_MODEL`."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    audit = LoadAudit(settings)
+    HookRegistry.register(plugin.LOAD_MODEL, audit.around_load_model, HookType.AROUND)
+    HookRegistry.register(plugin.LOAD_WEIGHTS, audit.around_load_weights, HookType.AROUND)

@@ -1,0 +1,55 @@
+"""The page of parity: a bar for the distance of each layer, with its limit and its neighbours."""
+
+import html
+import math
+
+from draftstates.records import LayerParity, Parity
+
+_STYLE = (
+    "<style>body{font:14px sans-serif}td,th{padding:.1em .8em;text-align:left}"
+    "td:nth-child(n+2):nth-child(-n+4){text-align:right}</style>"
+)
+_COLUMNS = ("layer", "median", "worst row", "limit", "nearest neighbour", "1e-8 … 1")
+# Decades that the bars cover, and characters of a decade.
+_DECADES, _WIDTH = 8, 5
+
+
+def as_html(found: Parity) -> str:
+    """Return a result as a page."""
+    rows = "".join(f"<tr>{_cells(layer)}</tr>" for layer in found.layers)
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in _COLUMNS)
+    title = f"Parity with the checkpoint: {found.result}"
+    lines = [
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Parity</title>{_STYLE}',
+        f"<h3>{html.escape(title)}</h3>",
+        f"<p>{html.escape(_how(found))}</p>",
+        f"<table><tr>{head}</tr>{rows}</table></html>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _how(found: Parity) -> str:
+    said = [f"Distance of captured rows over a row's norm; computed by {found.reference}."]
+    for what, lengths in (("goes beyond", found.covered), ("does not reach", found.beyond)):
+        if lengths:
+            names = ", ".join(f"{key} {value:,}" for key, value in lengths.items())
+            said.append(f"The prompt {what} {names}.")
+    return " ".join(said)
+
+
+def _cells(layer: LayerParity) -> str:
+    nearest = min(layer.neighbours.values(), default=None)
+    bar = "█" * max(0, round(_WIDTH * (_DECADES + _decade(layer.median))))
+    cells = [
+        layer.layer,
+        f"{layer.median:.2g}",
+        f"{layer.worst:.2g}",
+        f"{layer.limit:.2g}",
+        "" if nearest is None else f"{nearest:.2g}",
+        bar,
+    ]
+    return "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+
+
+def _decade(value: float) -> float:
+    return math.log10(value) if value > 0 else -_DECADES

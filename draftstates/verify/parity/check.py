@@ -1,0 +1,217 @@
+"""The check of parity: the self-test's rows against the checkpoint, and its result."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterable, Sequence
+
+import psutil
+import torch
+
+from draftstates.errors import UserError
+from draftstates.model.folder import ModelFolder
+from draftstates.model.lengths import SHORT, prompt_length, reach
+from draftstates.records import LayerParity, Parity
+from draftstates.shards.layout import Shard
+from draftstates.shards.selftest_rows import Prompt, SelftestRows
+from draftstates.spec import CaptureSpec, torch_dtype
+from draftstates.verify.parity.compare import Limit, compare, fault
+from draftstates.verify.parity.streamed import NoReference, States, StreamedModel
+
+# A layer of fused experts takes so many times its own size while it is put together.
+_PEAK = 2.7
+_SHARE_OF_MEMORY = 0.5
+
+
+class ParityFailed(UserError):
+    """The error for rows that are not those of the checkpoint."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a comparison is asked for.
+
+    Attributes:
+        tokens: tokens that a prompt may have.
+        layers: decoder layers to compute; None for all.
+        code: digest of the code that compares.
+    """
+
+    tokens: int
+    layers: int | None
+    code: str
+
+    def record(self) -> dict[str, str]:
+        """Return the fields as text, None as `all`."""
+        return {
+            name: "all" if value is None else str(value)
+            for name, value in dataclasses.asdict(self).items()
+        }
+
+
+def check_parity(
+    rows: SelftestRows,
+    *,
+    spec: CaptureSpec,
+    model: ModelFolder,
+    asked: Asked,
+    trust_remote_code: bool = False,
+) -> Parity:
+    """Compare the self-test's rows of every layer with a forward pass of the checkpoint.
+
+    Args:
+        rows: the kept rows.
+        spec: the capture that they are of.
+        model: the checkpoint.
+        asked: how far to compare.
+        trust_remote_code: build the model with the Python code in its folder.
+
+    Raises:
+        ParityFailed: a layer differs; the message names it, its distance, the limit and the
+            distances of the neighbouring layers.
+        UserError: the rows are of another capture, or the checkpoint lacks tensors.
+    """
+    if rows.capture_key != spec.key:
+        raise UserError(
+            f"expected self-test rows of capture {spec.key[:16]}…, found {rows.capture_key[:16]}…"
+        )
+    started = time.monotonic()
+    prompt = _chosen(rows.prompts, most=prompt_length(model.text, most=asked.tokens))
+    layers: list[LayerParity] = []
+    try:
+        reference = _reference(model, spec=spec, trust_remote_code=trust_remote_code)
+        computed_by = f"{_described(reference)}, {len(prompt.input_ids)} tokens"
+        states = reference.states(prompt.input_ids, layers=asked.layers)
+    except NoReference as error:
+        compared, reason, computed_by = 0, str(error), "none"
+    else:
+        layers = compare_prompt(prompt, states, limit=limit_of(spec))
+        compared = _compared(layers, spec.num_layers)
+        reason = states.reason or "checks.parity_layers"
+    if faults := [what for layer in layers if (what := fault(layer))]:
+        more = f"; {len(faults) - 1} more layers differ" if len(faults) > 1 else ""
+        raise ParityFailed(
+            f"the server does not compute {model.path}: {faults[0]}{more}. Nothing is published."
+            " Start the server without arguments that change numbers, or with another version of"
+            " SGLang; its model file may not know this checkpoint's configuration"
+        )
+    seen = reach(model.text, tokens=len(prompt.input_ids))
+    return Parity(
+        capture_key=spec.key,
+        selftest=rows.id,
+        result=_result(compared, spec.num_layers, reason),
+        compared=compared,
+        layers=tuple(layers),
+        prompts=(len(prompt.input_ids),),
+        covered=seen.covered,
+        beyond=seen.beyond,
+        reference=computed_by,
+        asked=asked.record(),
+        seconds=round(time.monotonic() - started, 1),
+    )
+
+
+def compare_prompt(prompt: Prompt, states: States, *, limit: Limit) -> list[LayerParity]:
+    """Return the distances of each layer of a prompt.
+
+    Its first and its last rows are compared apart, since a fault may concern the last ones alone;
+    the larger distance counts.
+    """
+    found: list[LayerParity] = []
+    for part in _parts(len(prompt.positions)):
+        positions = prompt.positions[part]
+        captured = {name: rows[part] for name, rows in prompt.states.items()}
+        right = {name: rows[positions] for name, rows in states.by_name.items()}
+        found += compare(captured, right, limit=limit)
+    return _merged(found, rows=len(prompt.positions))
+
+
+def sample_prompt(shard: Shard, index: int, *, num_layers: int) -> Prompt:
+    """Return a captured sample's ids and rows by the names that a reference gives them."""
+    sample, header = shard.sample(index), shard.header
+    states = {f"r_{k}": sample["hidden_states"][:, i] for i, k in enumerate(header.residual_layers)}
+    last = "post_norm" if header.metadata["final_norm"] == "post_norm" else f"r_{num_layers}"
+    return Prompt(
+        input_ids=sample["input_ids"],
+        positions=torch.arange(len(sample["input_ids"])),
+        states={**states, last: sample["final_hidden_state"]},
+    )
+
+
+def limit_of(spec: CaptureSpec) -> Limit:
+    """Return the limit of a capture's distances; a server may quantise a plain checkpoint."""
+    given = [argument.replace("=", " ").split() for argument in spec.engine_args]
+    words = [word for words in given for word in words]
+    asked = dict(zip(words, words[1:], strict=False)).get("--quantization")
+    return Limit.of(
+        compute=spec.compute_dtype,
+        stored=spec.stored_dtype,
+        quantization=spec.quantization or asked,
+    )
+
+
+def _chosen(prompts: Sequence[Prompt], *, most: int) -> Prompt:
+    fitting = [prompt for prompt in prompts if len(prompt.input_ids) <= most]
+    if fitting:
+        return max(fitting, key=lambda prompt: len(prompt.input_ids))
+    return min(prompts, key=lambda prompt: len(prompt.input_ids))
+
+
+def _reference(model: ModelFolder, *, spec: CaptureSpec, trust_remote_code: bool) -> StreamedModel:
+    """Return the model in float32, or in the capture's dtype where a layer would not fit."""
+    found = StreamedModel(model, trust_remote_code=trust_remote_code)
+    needed = found.largest_layer * 4 * _PEAK
+    if needed <= _SHARE_OF_MEMORY * psutil.virtual_memory().available:
+        return found
+    return StreamedModel(
+        model, dtype=torch_dtype(spec.compute_dtype), trust_remote_code=trust_remote_code
+    )
+
+
+def _described(reference: StreamedModel) -> str:
+    import transformers
+
+    dtype = str(reference.dtype).removeprefix("torch.")
+    return f"transformers {transformers.__version__} in {dtype}"
+
+
+def _compared(layers: Iterable[LayerParity], num_layers: int) -> int:
+    """Return how many decoder layers the compared states passed."""
+    names = [layer.layer for layer in layers]
+    if "post_norm" in names:
+        return num_layers
+    return max((int(name.removeprefix("r_")) for name in names), default=0)
+
+
+def _parts(rows: int) -> list[slice]:
+    """Return the first rows and the last rows; they overlap in a short prompt."""
+    return [slice(rows)] if rows <= SHORT else [slice(SHORT), slice(rows - SHORT, rows)]
+
+
+def _merged(found: Sequence[LayerParity], *, rows: int) -> list[LayerParity]:
+    """Return one entry for each layer: that with the larger median; NaN is larger than all."""
+    by_layer: dict[str, list[LayerParity]] = {}
+    for each in found:
+        by_layer.setdefault(each.layer, []).append(each)
+    return [
+        dataclasses.replace(
+            max(parts, key=_badness),
+            rows=rows,
+            strays=max(part.strays for part in parts),
+        )
+        for parts in sorted(by_layer.values(), key=lambda parts: _place(parts[0].layer))
+    ]
+
+
+def _badness(layer: LayerParity) -> tuple[bool, float]:
+    return (fault(layer) is not None, math.inf if math.isnan(layer.median) else layer.median)
+
+
+def _place(layer: str) -> float:
+    return math.inf if layer == "post_norm" else int(layer.removeprefix("r_"))
+
+
+def _result(compared: int, num_layers: int, reason: str) -> str:
+    if compared == num_layers:
+        return f"all {num_layers} layers"
+    return f"first {compared} layers ({reason})" if compared else f"none ({reason})"

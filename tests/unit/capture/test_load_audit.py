@@ -1,0 +1,124 @@
+"""The load audit on models of plain PyTorch: tensors not read and parameters not filled."""
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from draftstates.capture.load_audit import Findings, audited, faults
+from draftstates.model.folder import ModelFolder
+
+
+class Loading(torch.nn.Module):
+    """A model with the ways in which SGLang's loaders fill parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, shape, dtype in (
+            ("fused", (8, 4), torch.bfloat16),
+            ("experts", (2, 3, 4), torch.float32),
+            ("assigned", (4,), torch.float32),
+            ("scalar", (1,), torch.float32),
+            ("packed", (64,), torch.uint8),
+            ("weight_scale", (3,), torch.float32),
+        ):
+            value = torch.zeros(shape, dtype=dtype)
+            self.register_parameter(name, torch.nn.Parameter(value, requires_grad=False))
+
+    def load_weights(self, weights) -> None:  # noqa: ANN001
+        threads = []
+        for name, tensor in weights:
+            match name:
+                case "q" | "k":
+                    rows = slice(0, 4) if name == "q" else slice(4, 8)
+                    self.fused.data[rows].copy_(tensor.to(torch.bfloat16))
+                case "expert.0" | "expert.1":
+                    place = self.experts.data[int(name[-1])]
+                    threads.append(threading.Thread(target=place.copy_, args=(tensor.T,)))
+                    threads[-1].start()
+                case "assigned":
+                    self.assigned.data = tensor
+                case "scalar":
+                    self.scalar.data.fill_(tensor.item())
+                case "packed":
+                    self.packed.data[:] = torch.cat([tensor, tensor])
+                case "weight_scale":
+                    self.weight_scale.data[0] = tensor
+        for thread in threads:
+            thread.join()
+
+
+def checkpoint() -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    shapes = {"q": (4, 4), "k": (4, 4), "expert.0": (4, 3), "expert.1": (4, 3), "assigned": (4,)}
+    tensors = {name: torch.randn(shape, generator=draw) for name, shape in shapes.items()}
+    # 0x7F is the pattern of a byte, and a packed weight may hold it.
+    packed = torch.full((32,), 3, dtype=torch.uint8)
+    packed[5] = 0x7F
+    scalars = {"scalar": torch.tensor([2.0]), "weight_scale": torch.tensor(0.5)}
+    return {**tensors, **scalars, "packed": packed}
+
+
+def audit(tensors: dict[str, torch.Tensor]) -> tuple[Loading, Findings]:
+    model = Loading()
+    return model, audited(model.load_weights, model, tensors.items())
+
+
+def test_a_whole_checkpoint_is_read_and_fills_the_model() -> None:
+    tensors = checkpoint()
+    model, found = audit(tensors)
+    assert found.seen == found.read == set(tensors)
+    assert found.unfilled == {}
+    assert type(model.assigned.data) is torch.Tensor
+    assert torch.equal(model.experts.data[1], tensors["expert.1"].T)
+    assert torch.equal(model.fused.data[4:], tensors["k"].bfloat16())
+    # A fused layer's other slots keep the values that they were made with.
+    assert model.weight_scale.tolist() == [0.5, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "left"),
+    [
+        ("q", "fused", "16 of 32"),
+        ("expert.0", "experts", "12 of 24"),
+        ("assigned", "assigned", "4 of 4"),
+        ("scalar", "scalar", "1 of 1"),
+        ("packed", "packed", "64 of 64"),
+        ("weight_scale", "weight_scale", "3 of 3"),
+    ],
+)
+def test_a_tensor_that_is_missing_leaves_its_parameter_unfilled(
+    name: str, parameter: str, left: str
+) -> None:
+    tensors = checkpoint()
+    del tensors[name]
+    assert audit(tensors)[1].unfilled == {parameter: left}
+
+
+def test_a_tensor_that_the_model_skips_is_not_read() -> None:
+    _, found = audit({**checkpoint(), "q.bias": torch.ones(4)})
+    assert found.seen - found.read == {"q.bias"}
+
+
+def test_of_several_ranks_a_tensor_counts_where_any_reads_it_and_each_must_be_filled() -> None:
+    one = Findings(seen={"a", "b"}, read={"a"}, unfilled={"x": "1 of 2"})
+    two = Findings(seen={"a", "b"}, read={"b"}, unfilled={"y": "2 of 2"})
+    both = Findings.of_ranks([one, two])
+    assert both.seen == both.read == {"a", "b"}
+    assert both.unfilled == {"x": "1 of 2", "y": "2 of 2"}
+
+
+def test_the_message_names_tensors_that_states_depend_on_and_no_others(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 4}')
+    model = ModelFolder(tmp_path)
+    names = {"model.layers.0.mlp.up_proj.bias", "model.layers.0.self_attn.rotary_emb.inv_freq"}
+    found = Findings(
+        seen=names,
+        read=set(),
+        unfilled={"model.visual.proj.weight": "4 of 4", "model.norm.weight": "64 of 64"},
+    )
+    assert faults(found, model) == [
+        "model.layers.0.mlp.up_proj.bias is in the checkpoint and was not read",
+        "model.norm.weight is in the model and was not filled (64 of 64 elements)",
+    ]

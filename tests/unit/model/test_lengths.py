@@ -1,0 +1,49 @@
+"""Lengths at which a model changes what it computes: found under the keys of many families."""
+
+import pytest
+
+from draftstates.model.lengths import SHORT, lengths_that_matter, prompt_length, reach
+
+YARN = {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 4096}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ({"max_position_embeddings": 8192}, {}),
+        ({"sliding_window": 4096}, {"sliding_window": 4096}),
+        ({"sliding_window": None}, {}),
+        ({"sliding_window": 4096, "use_sliding_window": False}, {}),
+        ({"sliding_window": 4096, "max_position_embeddings": 4096}, {}),
+        ({"attention_chunk_size": 8192}, {"attention_chunk_size": 8192}),
+        ({"mamba_chunk_size": 256}, {"mamba_chunk_size": 256}),
+        ({"chunk_size_feed_forward": 128}, {}),
+        ({"index_topk": 2048}, {"index_topk": 2048}),
+        ({"rope_scaling": YARN}, {"rope_scaling.original_max_position_embeddings": 4096}),
+        (
+            {"rope_parameters": {"full_attention": YARN}},
+            {"rope_parameters.full_attention.original_max_position_embeddings": 4096},
+        ),
+        ({"sparse_config": {"window_size": 512, "dense_len": 8192}},
+         {"sparse_config.window_size": 512, "sparse_config.dense_len": 8192}),
+        ({"attention_window_size": [128, 64]}, {"attention_window_size": 128}),
+        ({"quantization_config": {"weight_block_size": [128, 128]}}, {}),
+        ({"vision_config": {"window_size": 112}}, {}),
+    ],
+)  # fmt: skip
+def test_lengths_are_found(text: dict, found: dict) -> None:
+    assert lengths_that_matter(text) == found
+
+
+def test_one_prompt_goes_beyond_every_length_that_fits_and_the_others_are_named() -> None:
+    text = {"sliding_window": 128, "attention_chunk_size": 8192, "mamba_chunk_size": 256}
+    tokens = prompt_length(text, most=4352)
+    assert tokens == 256 + SHORT
+    seen = reach(text, tokens=tokens)
+    assert seen.covered == {"sliding_window": 128, "mamba_chunk_size": 256}
+    assert seen.beyond == {"attention_chunk_size": 8192}
+
+
+def test_without_such_a_length_the_prompt_is_short() -> None:
+    assert prompt_length({}, most=4352) == SHORT
+    assert prompt_length({"max_position_embeddings": 40}, most=4352) == 40
