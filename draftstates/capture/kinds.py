@@ -24,7 +24,7 @@ def unreachable(runner: Any, parallel: Any) -> Iterator[str]:
         )
     context = {"context parallel": "attn_cp_size", "decode context parallel": "dcp_size"}
     for kind, name in context.items():
-        if (getattr(parallel, name, 1) or 1) > 1:
+        if _size(parallel, name) > 1:
             yield f"it is {kind}, so that a rank sees a part of a sequence; use tensor parallel"
     algorithm = getattr(runner, "spec_algorithm", None)
     if algorithm is not None and not algorithm.is_none():
@@ -45,6 +45,15 @@ def unreachable(runner: Any, parallel: Any) -> Iterator[str]:
             "its prefill and decode are disaggregated: it answers no request by itself; start a"
             " server of its own"
         )
+
+
+def _size(parallel: Any, name: str) -> int:
+    """Return the size of a parallel group; 1 for a group that this server or version has not."""
+    try:
+        return getattr(parallel, name, 1) or 1
+    except AssertionError:
+        # SGLang 0.5.17 asserts that the group was made.
+        return 1
 
 
 def _settings(name: str) -> Any:

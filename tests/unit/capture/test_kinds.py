@@ -49,6 +49,17 @@ def test_an_ordinary_server_is_not_refused(engine: Any) -> None:
     assert list(unreachable(_runner(), _parallel())) == []
 
 
+def test_a_group_that_the_engine_never_made_has_one_rank(engine: Any) -> None:
+    class Parallel:
+        pp_size = attn_cp_size = 1
+
+        @property
+        def dcp_size(self) -> int:
+            raise AssertionError("decode context parallel group is not initialized")
+
+    assert list(unreachable(_runner(), Parallel())) == []
+
+
 @pytest.mark.parametrize(
     ("runner", "parallel", "settings", "named"),
     [
