@@ -11,7 +11,8 @@ The workflow writes, below the folder that the key `results` names:
     <capture>/manifest.json, samples.parquet
                                         the verified shards and their samples
     <capture>/exports/<trainer>/        the same for each trainer in the key `exports`
-    report/                             statistics and marked samples, for `snakemake --report`
+    report/index.html                   the report; `snakemake --report` contains it too
+    report/tokens.html                  the report of tokens alone, by the target `tokens_report`
     vocabulary/                         a drafter's vocabulary, with the key `draft_vocab_size`
 
 <capture> is the model's name and the first 8 digits of the capture key. The rules are in the order
@@ -38,6 +39,10 @@ include: "rules/common.smk"
 # The image counts only with `--software-deployment-method apptainer`. Otherwise all jobs run in the
 # environment of Snakemake itself.
 container: step_image()
+
+
+# the start page of `snakemake --report`
+report: "rules/report/start.rst"
 
 
 onstart:

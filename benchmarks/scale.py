@@ -9,7 +9,7 @@ of 8, so 1,000,000 samples take 3 GB. Each step is the workflow's own command in
 own:
 
 - plan: scripts/plan.py, from the tokens to plan.json and each shard's tokens
-- statistics: scripts/token_statistics.py, over every sample's lengths and masks
+- statistics: scripts/tokens_page.py, over every sample's tokens and masks
 - run: Snakemake for --run-seconds. Plan and reports exist, and its extracting and verifying jobs
   only move existing files. The figures are jobs per second on two cores, and Snakemake's own CPU.
   Then Snakemake is killed, and the other shards are moved to their places
@@ -152,12 +152,12 @@ def measure(
     found: dict[str, Any] = {"samples": samples, "plan": cost(folder, python, *command)}
     run, found["shards"] = make_shards(folder)
     command = [
-        "scripts/token_statistics.py",
+        "scripts/tokens_page.py",
         plan,
+        "--tokenizer",
+        "model",
         "--output",
-        "statistics.json",
-        "--html",
-        "statistics.html",
+        "tokens.html",
     ]
     found["statistics"] = cost(folder, python, *command)
     # Snakemake makes the plan itself, so that it has recorded how plan.json was made

@@ -215,16 +215,14 @@ class Results:
         return self.root.joinpath("benchmarks", *parts[:-1], f"{parts[-1]}.tsv")
 
     @property
-    def statistics_page(self) -> Path:
-        return self.root / "report" / "statistics.html"
+    def report_page(self) -> Path:
+        """The report of a run."""
+        return self.root / "report" / "index.html"
 
     @property
-    def statistics_numbers(self) -> Path:
-        return self.root / "report" / "statistics.json"
-
-    @property
-    def samples_page(self) -> Path:
-        return self.root / "report" / "samples.html"
+    def tokens_page(self) -> Path:
+        """The report of tokens alone."""
+        return self.root / "report" / "tokens.html"
 
     def vocabulary(self, key: str) -> Path:
         """Return the folder of a drafter's vocabulary."""
@@ -260,6 +258,6 @@ class Results:
             *("plan.json", "hub/*.json", "tokens/*.parquet", "tokens/*.json"),
             *("*/server.json", "*/parity.*", "*/shards/[!.]*", "*/verified/*.json"),
             *("*/manifest.json", "*/samples.parquet", "*/exports/*/export.json"),
-            *("report/*.html", "report/*.json"),
+            *("report/*.html",),
         ):
             yield from sorted(self.root.glob(pattern))

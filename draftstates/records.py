@@ -305,11 +305,41 @@ class Figures(Record):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class NearLimit(Record):
+    """A sample that is among those nearest to a limit: `alignment` or `prefix`, and its share."""
+
+    check: str
+    sample_id: str
+    share: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerSizes(Record):
+    """Sizes of a layer's rows at a few positions of each sample, in counts that add up.
+
+    Attributes:
+        layer: `r_k`, or `final`.
+        rows: number of rows.
+        norm_sum: sum of their norms.
+        norms: by position, rows by their norm n as 8 log2(n), rounded.
+        largest: rows by the index of their largest component; the most frequent indices.
+    """
+
+    layer: str
+    rows: int
+    norm_sum: float
+    norms: dict[str, dict[str, int]]
+    largest: dict[str, int]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Verified(Document):
     """The findings of verification in one shard that passed every check.
 
     Attributes:
         selftests: ids of the self-test rows that the capturing servers agreed with.
+        worst: the samples nearest to a limit.
+        sizes: sizes of rows by layer.
     """
 
     FORMAT = "draftstates.verified"
@@ -325,6 +355,8 @@ class Verified(Document):
     samples: VerifiedSamples
     figures: Figures
     selftests: Items[str] = ()
+    worst: Items[NearLimit] = ()
+    sizes: Items[LayerSizes] = ()
 
     @classmethod
     def remedy(cls, path: Path) -> str:

@@ -58,6 +58,7 @@ _WITH_VOCABULARY = ("speculators", "specforge")
 _NO_IMAGE = "envs/tools.sif"
 # of parity on two cores: start, bytes and operations a second
 _IMPORTS_SECONDS, _READ_RATE, _COMPUTE_RATE = 15.0, 120e6, 30e9
+_ASSETS = (".css", ".html", ".js")
 
 
 def source_digest(*folders: str) -> str:
@@ -66,9 +67,17 @@ def source_digest(*folders: str) -> str:
     A rule that has it in `params` is stale when that code changes.
 
     Args:
-        folders: folders of the package whose modules the rule runs.
+        folders: folders of the package whose modules, and the files of web pages beside them, the
+            rule uses.
     """
-    return files_digest((PACKAGE / name for name in deciding_modules(*folders)), root=PACKAGE)[:16]
+    modules = [PACKAGE / name for name in deciding_modules(*folders)]
+    assets = [
+        path
+        for folder in folders
+        for path in sorted((PACKAGE / folder).rglob("*"))
+        if path.suffix in _ASSETS
+    ]
+    return files_digest([*modules, *assets], root=PACKAGE)[:16]
 
 
 def deciding_modules(*folders: str) -> list[str]:

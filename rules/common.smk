@@ -254,23 +254,33 @@ def final_files(wildcards):
     """
     capture = planned_capture()
     shards = planned_shards(capture.shard)
-    exports = [capture.export(trainer) for trainer in CONFIG.exports]
     return [
-        capture.manifest,
-        capture.samples,
         capture.parity_page,
         *shards,
         *verified_files(wildcards),
-        *exports,
-        *report_files(wildcards),
+        *captured_files(wildcards),
+        *vocabulary_files(wildcards),
+        RESULTS.report_page,
     ]
 
 
-def report_files(wildcards):
-    """Return the files that need tokens alone."""
+def captured_files(wildcards):
+    """Return the manifest, and the exports that are made of it."""
+    capture = planned_capture()
+    exports = [capture.export(trainer) for trainer in CONFIG.exports]
+    return [capture.manifest, capture.samples, *exports]
+
+
+def vocabulary_files(wildcards):
     size = CONFIG.draft_vocab_size
-    vocabulary = [RESULTS.vocabulary(ask.vocabulary_name(planned(), MODEL, size))] if size else []
-    return [RESULTS.statistics_page, RESULTS.samples_page, *vocabulary]
+    return [RESULTS.vocabulary(ask.vocabulary_name(planned(), MODEL, size))] if size else []
+
+
+def page_options(wildcards):
+    """Return the arguments that the two pages of the report share."""
+    trust = ["--trust-remote-code"] if CONFIG.model.trust_remote_code else []
+    size = CONFIG.draft_vocab_size
+    return " ".join([*trust, *([f"--draft-vocab-size {size}"] if size else [])])
 
 
 def tokens_per_second_option(wildcards):

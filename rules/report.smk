@@ -1,75 +1,92 @@
-"""Reports and vocabulary from tokens alone: they need no capture, and no server starts.
+"""Pages for people, and a drafter's vocabulary.
+
+The page of tokens and the vocabulary need no capture: no server starts for them.
 
 REQUIRED INPUTS:
     plan = results/plan.json
     tokens = results/tokens/<source>.parquet, .json
+    manifest = results/<capture>/manifest.json, of the complete report alone
 
 OUTPUTS:
-    statistics = results/report/statistics.html, .json
-    samples = results/report/samples.html
+    page = results/report/index.html, or results/report/tokens.html of tokens alone
     vocabulary = results/vocabulary/<key>/, if the configuration has draft_vocab_size
 """
 
 
 rule tokens_report:
     """
-    Make the reports alone: snakemake --cores all tokens_report
+    Report on the tokens, before the capture: snakemake --cores all tokens_report
     """
     input:
         kept_files(),
-        report_files,
+        RESULTS.tokens_page,
+        vocabulary_files,
 
 
-rule token_statistics:
+rule tokens_page:
     """
-    Write the statistics of each source, and the bytes and hours that the capture will take.
-
-    They cover lengths, supervised tokens, skipped rows and duplicates.
+    Write the report of tokens alone, before a server starts.
     """
     input:
         plan=RESULTS.plan,
         tokens=expand(RESULTS.tokens("{source}"), source=sorted(SOURCES)),
-    output:
-        page=report(RESULTS.statistics_page, caption="report/statistics.rst", category="Tokens"),
-        numbers=RESULTS.statistics_numbers,
-    log:
-        RESULTS.log("statistics"),
-    benchmark:
-        RESULTS.benchmark("statistics")
-    params:
-        rate=tokens_per_second_option,
-        code=ask.source_digest("report"),
-    shell:
-        """
-        exec python "$DRAFTSTATES_SCRIPTS/token_statistics.py" {input.plan:q} \
-            {params.rate} \
-            --output {output.numbers:q} \
-            --html {output.page:q} >{log:q} 2>&1
-        """
-
-
-rule sample_pages:
-    """
-    Write a few samples of each source with their supervised tokens marked, to check masks by eye.
-    """
-    input:
-        tokens=expand(RESULTS.tokens("{source}"), source=sorted(SOURCES)),
+        accounting=expand(RESULTS.accounting("{source}"), source=sorted(SOURCES)),
         model=ancient(MODEL / "config.json"),
     output:
-        page=report(RESULTS.samples_page, caption="report/samples.rst", category="Tokens"),
+        page=report(
+            RESULTS.tokens_page,
+            caption="report/tokens.rst",
+            category="Report",
+            labels={"page": "tokens, before the capture"},
+        ),
     log:
-        RESULTS.log("samples"),
+        RESULTS.log("tokens_page"),
     benchmark:
-        RESULTS.benchmark("samples")
+        RESULTS.benchmark("tokens_page")
     params:
-        trust="--trust-remote-code" if CONFIG.model.trust_remote_code else "",
+        options=page_options,
+        rate=tokens_per_second_option,
         tokenizer=tokenizer_digest,
         code=ask.source_digest("report"),
     shell:
         """
-        exec python "$DRAFTSTATES_SCRIPTS/sample_pages.py" {input.tokens:q} \
-            --tokenizer "$DRAFTSTATES_MODEL" {params.trust} \
-            --count 4 \
+        exec python "$DRAFTSTATES_SCRIPTS/tokens_page.py" {input.plan:q} \
+            --tokenizer "$DRAFTSTATES_MODEL" {params.options} {params.rate} \
+            --output {output.page:q} >{log:q} 2>&1
+        """
+
+
+rule report_page:
+    """
+    Write the report of the run.
+
+    It reads what verification has found and the run's logs; it does not read the states again.
+    """
+    input:
+        plan=RESULTS.plan,
+        tokens=expand(RESULTS.tokens("{source}"), source=sorted(SOURCES)),
+        accounting=expand(RESULTS.accounting("{source}"), source=sorted(SOURCES)),
+        model=ancient(MODEL / "config.json"),
+        captured=captured_files,
+    output:
+        page=report(
+            RESULTS.report_page,
+            caption="report/run.rst",
+            category="Report",
+            labels={"page": "the complete report"},
+        ),
+    log:
+        RESULTS.log("report_page"),
+    benchmark:
+        RESULTS.benchmark("report_page")
+    params:
+        options=page_options,
+        tokenizer=tokenizer_digest,
+        code=ask.source_digest("report"),
+    shell:
+        """
+        exec python "$DRAFTSTATES_SCRIPTS/report_page.py" {input.plan:q} \
+            --tokenizer "$DRAFTSTATES_MODEL" {params.options} \
             --output {output.page:q} >{log:q} 2>&1
         """
 

@@ -108,7 +108,7 @@ def check_alignment(
     *,
     head: Head,
     rounding: Rounding,
-) -> tuple[list[Finding], float]:
+) -> tuple[list[Finding], dict[str, float]]:
     """Compare the last final state of each sample with the top tokens that the server returned.
 
     Args:
@@ -117,10 +117,10 @@ def check_alignment(
         top: n pairs (token id, log probability) for each sample, with the same n.
 
     Returns:
-        findings, and the largest disagreement as a share of its limit.
+        findings, and by sample id the largest disagreement as a share of its limit.
     """
     findings: list[Finding] = []
-    worst = 0.0
+    largest: dict[str, float] = {}
     for first in range(0, len(sample_ids), _BATCH):
         part = slice(first, first + _BATCH)
         pairs = torch.tensor(top[part], dtype=torch.float64)
@@ -129,14 +129,14 @@ def check_alignment(
         shares = torch.cat(
             [(found.asked - returned).abs() / found.limit, _ranked(found, returned)], dim=1
         )
-        worst = max(worst, shares.max().item())
+        largest |= zip(sample_ids[part], shares.max(dim=1).values.tolist(), strict=True)
         # A NaN is bad too.
         bad = ~(shares <= 1).all(dim=1)
         for index in torch.nonzero(bad).flatten().tolist():
             findings.append(
                 _finding(sample_ids[first + index], tokens[index], returned[index], found, index)
             )
-    return findings, worst
+    return findings, largest
 
 
 def _ranked(found: Logprobs, returned: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ It is compared with the plan, with its receipts and with the target model's head
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from draftstates.model.head import Head, read_head
 from draftstates.plan.recaptures import choose_recaptures
 from draftstates.records import (
     Figures,
+    NearLimit,
     PlannedChecks,
     PlannedShard,
     ReceiptEntry,
@@ -41,8 +42,11 @@ from draftstates.verify.checks import (
     scan_sample,
 )
 from draftstates.verify.prefixes import Limits, check_prefix
+from draftstates.verify.sizes import layer_sizes, sample_sizes
 
 _SHOWN = 20
+# samples nearest to each limit that are named
+_NEAREST = 3
 
 
 def verify_shard(
@@ -81,12 +85,14 @@ def verify_shard(
         _refuse(findings, shard)
         scans = list(pool.map(lambda index: scan_sample(file, index), range(len(file))))
         recapture_scans = list(pool.map(lambda index: scan_sample(again, index), range(len(again))))
+        sizes = list(pool.map(lambda index: sample_sizes(file, index), range(len(file))))
     findings = _check_samples(file, received.samples, scans, prefix=False)
     findings += _check_samples(again, received.recaptures, recapture_scans, prefix=True)
     rounding = Rounding.of(spec)
     head = read_head(ModelFolder(model), final_norm=spec.final_norm)
-    misaligned, share = _check_alignment(file, received.samples, head=head, rounding=rounding)
-    moved, typical = _check_prefixes(file, again, received.recaptures, limits=Limits.of(rounding))
+    misaligned, shares = _check_alignment(file, received.samples, head=head, rounding=rounding)
+    limits = Limits.of(rounding)
+    moved, distances = _check_prefixes(file, again, received.recaptures, limits=limits)
     _refuse(findings + misaligned + moved, shard, receipts=received.samples)
     return Verified(
         shard_id=planned.shard_id,
@@ -99,10 +105,17 @@ def verify_shard(
         figures=Figures(
             recaptures=len(again),
             recaptured_tokens=again.header.rows,
-            alignment_share_of_limit=round(share, 4),
-            prefix_distance=round(typical, 6),
+            alignment_share_of_limit=round(max(shares.values(), default=0.0), 4),
+            prefix_distance=round(max(distances.values(), default=0.0), 6),
         ),
         selftests=received.selftests,
+        worst=(
+            *_nearest("alignment", shares),
+            *_nearest(
+                "prefix", {name: found / limits.typical for name, found in distances.items()}
+            ),
+        ),
+        sizes=layer_sizes(sizes, layers=spec.residual_layers),
     )
 
 
@@ -221,8 +234,8 @@ def _check_samples(
 
 def _check_alignment(
     file: Shard, receipts: Sequence[ReceiptEntry], *, head: Head, rounding: Rounding
-) -> tuple[list[Finding], float]:
-    """Check the last states; return the largest disagreement as a share of its limit too."""
+) -> tuple[list[Finding], dict[str, float]]:
+    """Check the last states; return each sample's disagreement as a share of its limit too."""
     names, findings, usable = file.header.sample_ids, [], []
     for index, receipt in enumerate(receipts):
         if _is_top(receipt.top, vocabulary=len(head.weight)):
@@ -234,21 +247,21 @@ def _check_alignment(
             )
             findings.append(Finding(check="alignment", sample_id=names[index], detail=detail))
     if not usable:
-        return findings, 0.0
+        return findings, {}
     last = torch.cat(
         [
             file.states("final_hidden_state", end - 1, end)
             for end in (file.rows(index)[1] for index in usable)
         ]
     )
-    found, share = check_alignment(
+    found, shares = check_alignment(
         [names[index] for index in usable],
         last,
         [receipts[index].top for index in usable],
         head=head,
         rounding=rounding,
     )
-    return findings + found, share
+    return findings + found, shares
 
 
 def _is_top(top: Any, *, vocabulary: int) -> bool:
@@ -263,14 +276,20 @@ def _is_top(top: Any, *, vocabulary: int) -> bool:
 
 def _check_prefixes(
     file: Shard, again: Shard, recaptures: Sequence[ReceiptEntry], *, limits: Limits
-) -> tuple[list[Finding], float]:
-    """Compare all prefix recaptures; return the largest of their median distances too."""
-    findings, largest = [], 0.0
+) -> tuple[list[Finding], dict[str, float]]:
+    """Compare all prefix recaptures; return the median distance of each sample too."""
+    findings, distances = [], {}
     for number, recapture in enumerate(recaptures):
         found, typical = check_prefix(file, recapture.position, again, number, limits=limits)
         findings += found
-        largest = max(largest, typical)
-    return findings, largest
+        distances[again.header.sample_ids[number]] = typical
+    return findings, distances
+
+
+def _nearest(check: str, shares: Mapping[str, float]) -> list[NearLimit]:
+    """Return the samples that came nearest to the limit of a check, the nearest first."""
+    names = sorted(shares, key=lambda name: -shares[name])[:_NEAREST]
+    return [NearLimit(check=check, sample_id=name, share=round(shares[name], 4)) for name in names]
 
 
 def _verified_samples(file: Shard, scans: Sequence[Scan]) -> VerifiedSamples:

@@ -53,9 +53,9 @@ COMMANDS = {
     "serve": "--config {config} --plan {plan}",
     "server": "--config {config} --plan {plan} --output {out}/{folder_name}/server.json",
     "status": "--results {results} --once",
-    "sample_pages": "{tokens} --tokenizer {tokenizer} --count 2 --output {out}/s.html",
+    "report_page": "{plan} --tokenizer {tokenizer} --output {out}/r.html",
     "show": "{tokens} --tokenizer {tokenizer}",
-    "token_statistics": "{plan}",
+    "tokens_page": "{plan} --tokenizer {tokenizer} --output {out}/t.html",
     "tokenise": (
         "--config {config} --source test --tokenizer {tokenizer} --output {out}/t.parquet"
         " --accounting {out}/t.json"

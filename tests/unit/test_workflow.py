@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -187,8 +188,8 @@ def test_every_rule_but_extraction_and_server_is_stale_by_code() -> None:
         "verify",
         "manifest",
         "export",
-        "token_statistics",
-        "sample_pages",
+        "tokens_page",
+        "report_page",
         "vocabulary",
     }
 
@@ -205,6 +206,22 @@ def test_a_rule_is_stale_when_any_module_that_decides_its_result_changes(rule: s
     assert workflow.deciding_modules(*folders) == sorted(
         file.relative_to(workflow.PACKAGE).as_posix() for file in seen
     )
+
+
+def test_a_page_is_stale_when_a_file_beside_its_modules_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "draftstates"
+    shutil.copytree(workflow.PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(workflow, "PACKAGE", copy)
+    before, others = workflow.source_digest("report"), workflow.source_digest("plan")
+    for name in ("page.css", "page.html", "page.js"):
+        with open(copy / "report" / "assets" / name, "a") as file:
+            file.write(" ")
+        after = workflow.source_digest("report")
+        assert after != before, name
+        before = after
+    assert workflow.source_digest("plan") == others
 
 
 def test_commands_find_the_scripts_and_the_imported_package_first(

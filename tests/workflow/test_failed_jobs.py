@@ -19,14 +19,15 @@ IS_KILLED = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
 # Rules whose jobs do not wait for each other fail in the same run.
 TOGETHER = [
     *(("demo_model",), ("tokenise",), ("plan",), ("server",), ("extract",), ("verify",)),
-    *(("manifest",), ("export", "token_statistics", "sample_pages", "vocabulary")),
+    *(("manifest",), ("export", "vocabulary"), ("report_page",)),
 ]
 SCRIPTS = {"demo_model": "prepare_demo_model"}
 # These rules only name the outputs of other rules.
 # The last one is `cp` of a file, and Snakemake asks for its output as data.
-WITHOUT_JOBS = {"all", "tokens_report", "demo_data"}
+# `tokens_page` is made on request alone: a run that asks for it again makes it.
+WITHOUT_JOBS = {"all", "tokens_report", "demo_data", "tokens_page"}
 # These scripts load libraries for seconds. After the first run, `REPLAY` takes their place.
-SLOW = ("tokenise", "plan", "token_statistics", "sample_pages", "vocabulary")
+SLOW = ("tokenise", "plan", "vocabulary")
 REPLAY = """
 import os, shutil, sys
 from pathlib import Path
@@ -141,14 +142,14 @@ def test_every_rule_is_among_those_that_fail_here() -> None:
 def test_errors_of_several_rules_are_repeated_in_the_order_of_the_data(
     workspace: Workspace,
 ) -> None:
-    """The errors of the pages come last, although their jobs fail first."""
-    for name in ("server", "token_statistics"):
+    """The error of the vocabulary comes last, although its job fails first."""
+    for name in ("server", "vocabulary"):
         (workspace.folder / f"scripts/{name}.py").write_text(FAILS)
     make_stale(workspace, "server")
-    failed = workspace.snakemake("--forcerun", "token_statistics")
+    failed = workspace.snakemake("--forcerun", "vocabulary")
     assert failed.returncode != 0
     end = failed.stdout[failed.stdout.rindex("2 jobs failed:\n") :]
-    assert re.findall(r"^rule (\w+) \(", end, flags=re.MULTILINE) == ["server", "token_statistics"]
+    assert re.findall(r"^rule (\w+) \(", end, flags=re.MULTILINE) == ["server", "vocabulary"]
 
 
 def test_a_job_whose_second_attempt_succeeds_is_not_among_the_failed(workspace: Workspace) -> None:
@@ -162,8 +163,8 @@ if not Path("tried").exists():
 {script.read_text()}"""
     script.write_text(once)
     make_stale(workspace, "server")
-    (workspace.folder / "scripts/token_statistics.py").write_text(FAILS)
-    failed = workspace.snakemake("--forcerun", "token_statistics")
+    (workspace.folder / "scripts/vocabulary.py").write_text(FAILS)
+    failed = workspace.snakemake("--forcerun", "vocabulary")
     assert failed.returncode != 0
     assert "error: a passing failure" in failed.stdout
     assert "a passing failure" not in failed.stdout[failed.stdout.rindex("1 job failed:\n") :]

@@ -1,6 +1,5 @@
-"""Reports from tokens alone: made without a server, part of a run's report, and never stale."""
+"""Page and vocabulary of tokens alone: made without a server, and never stale."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -22,19 +21,19 @@ def vocabularies(workspace: Workspace) -> list[str]:
     return sorted(path.name for path in (workspace.results / "vocabulary").iterdir())
 
 
-def test_statistics_samples_and_vocabulary_are_there_before_any_server_starts(
+def test_the_page_of_tokens_and_the_vocabulary_are_there_before_any_server_starts(
     workspace: Workspace,
 ) -> None:
     run = workspace.run("tokens_report")
-    assert run.jobs("server") == run.extracted == 0
+    assert run.jobs("server") == run.extracted == run.jobs("report_page") == 0
     assert not (workspace.results / ".server").exists()
-    found = json.loads((workspace.results / "report" / "statistics.json").read_text())
-    assert set(found["sources"]) == {"one", "two"}
-    assert found["hours"] == pytest.approx(found["tokens"] / 7200)
-    assert found["bytes_needed"] == workspace.plan()["bytes_needed"] > 0
-    assert (workspace.results / "report" / "samples.html").read_text().count(
-        '<div class="sample">'
-    ) == 8
+    page = (workspace.results / "report" / "tokens.html").read_text()
+    totals = workspace.plan()["accounting"]["totals"]
+    assert f"{totals['tokens']:,}</b><span>tokens" in page
+    assert "to capture, at the configured rate" in page
+    # the two sources, and their words as text of the page's samples
+    assert "<td>one</td>" in page and "<td>two</td>" in page and '" river"' in page
+    assert 'id="trust"' not in page
     (name,) = vocabularies(workspace)
     files = {path.name for path in (workspace.results / "vocabulary" / name).iterdir()}
     assert files - {".snakemake_timestamp"} == {
@@ -47,15 +46,15 @@ def test_statistics_samples_and_vocabulary_are_there_before_any_server_starts(
     assert workspace.run("tokens_report").nothing_to_be_done
 
 
-def test_the_report_shows_them_with_their_captions(workspace: Workspace) -> None:
+def test_the_report_shows_the_page_with_its_caption(workspace: Workspace) -> None:
     workspace.run("tokens_report")
     workspace.run("tokens_report", "--report", "report.html")
     page = (workspace.folder / "report.html").read_text()
     for part in (
-        "statistics.html",
-        "samples.html",
-        "Tokens on a green ground are",
+        "tokens.html",
         "before anything is captured",
+        "tokens, before the capture",
+        "Every shard was read back from the disk",
     ):
         assert part in page, part
 
@@ -88,7 +87,7 @@ def test_bytes_and_hours_are_on_the_screen_before_the_server_starts(
         f"about {plan['accounting']['totals']['tokens'] / 7200:,.2f} hours at 2 tokens/s"
         in run.output
     )
-    assert run.jobs("token_statistics") == run.jobs("sample_pages") == 1
+    assert (run.jobs("report_page"), run.jobs("tokens_page")) == (1, 0)
     again = workspace.run()
     assert again.nothing_to_be_done and "bytes to write" not in again.output
 

@@ -53,20 +53,20 @@ def test_a_log_that_is_missing_and_one_without_an_end_give_a_reason(tmp_path: Pa
 
 def test_errors_come_in_the_order_of_the_data_and_equal_ones_once(tmp_path: Path) -> None:
     failures = [
-        failure(tmp_path / "0", "error: page\n", rule="sample_pages"),
+        failure(tmp_path / "0", "error: page\n", rule="report_page"),
         *(
             failure(tmp_path / f"{digit}", f"error: shard {digit * 32}: bad\n", rule="extract")
             for digit in "123"
         ),
         failure(tmp_path / "4", "error: no GPU\n", rule="server"),
     ]
-    assert summary(failures, rules=["server", "extract", "sample_pages"]).splitlines() == [
+    assert summary(failures, rules=["server", "extract", "report_page"]).splitlines() == [
         "5 jobs failed:",
         f"rule server ({tmp_path}/4):",
         "error: no GPU",
         f"rule extract ({tmp_path}/1, and 2 more with this error):",
         f"error: shard {'1' * 32}: bad",
-        f"rule sample_pages ({tmp_path}/0):",
+        f"rule report_page ({tmp_path}/0):",
         "error: page",
     ]
 

@@ -4,7 +4,6 @@ anything is captured.
 
 import dataclasses
 import json
-import re
 import shutil
 
 import numpy as np
@@ -24,14 +23,13 @@ from draftstates.exports.vocabulary import (
 from draftstates.plan.plan import PlanOptions, make_plan
 from draftstates.plan.room import forecast, hours
 from draftstates.records import Plan, PlannedShard
-from draftstates.report.statistics import as_html, as_text, statistics
+from draftstates.report.statistics import EDGES, MOST_TURNS, Prefixes, _turns, statistics
 from draftstates.tokens import pipeline
 
 SPEC = capture_spec(layers=(2, 15, 27), num_layers=30, hidden_size=8, final_norm="post_norm")
 ROWS = [
     {"messages": chat(f"Question {n % 7}", "word " * (n % 5) + f"answer {n}")} for n in range(40)
 ]
-ROWS[3]["metadata"] = {"from": "a test"}
 ROWS += [ROWS[0], ROWS[1], {"messages": []}]
 
 
@@ -167,10 +165,12 @@ def test_statistics_count_what_the_tokens_hold(planned) -> None:
     lengths = sorted(len(sample["input_ids"]) for sample in table)
     assert (source["rows_in"], source["kept"], source["duplicate_samples"]) == (43, 40, 2)
     assert source["skipped"] == {"duplicate": 2, "empty": 1}
-    assert source["not_used"] == plan.accounting.totals.not_used == {"metadata": 1}
+    assert [row["row"] for row in source["examples"]["duplicate"]] == [40, 41]
     assert (source["lengths"]["least"], source["lengths"]["greatest"]) == (lengths[0], lengths[-1])
     assert source["lengths"]["p50"] in (lengths[19], lengths[20])
-    assert sum(source["lengths"]["histogram"].values()) == 40
+    expected = np.histogram(lengths, bins=[*EDGES, 1 << 40])[0].tolist()
+    assert source["lengths"]["counts"] == expected
+    assert source["turns"] == [0, 40, *[0] * (MOST_TURNS - 1)]
     assert source["supervised_share"] == pytest.approx(
         len(targets(tokens)) / sum(lengths), abs=1e-4
     )
@@ -179,17 +179,49 @@ def test_statistics_count_what_the_tokens_hold(planned) -> None:
     assert statistics(plan, tokens_folder=tokens)["hours"] is None
 
 
-def test_statistics_for_people_name_every_reason(planned) -> None:
+def test_coverage_is_that_of_the_most_frequent_supervised_tokens(planned) -> None:
     plan, tokens = planned
-    text = as_text(statistics(plan, tokens_folder=tokens, tokens_per_second=100))
-    for part in (
-        "43 rows in, 40 kept, 3 skipped",
-        "skipped, duplicate: 2",
-        "skipped, empty: 1",
-        "not used, metadata: 1 rows",
-        "hours at 100 tokens/s",
-    ):
-        assert part in text
+    coverage = statistics(plan, tokens_folder=tokens)["coverage"]
+    counts = np.sort(np.unique(targets(tokens), return_counts=True)[1])[::-1]
+    assert coverage["distinct"] == len(counts)
+    assert coverage["curve"][0] == [1, round(counts[0] / counts.sum(), 6)]
+    assert coverage["curve"][-1] == [len(counts), 1.0]
+    for size, share in coverage["curve"]:
+        assert share == pytest.approx(counts[:size].sum() / counts.sum(), abs=1e-6)
+
+
+def test_repeated_prefixes_are_counted_in_steps() -> None:
+    """Against a count with sets, on samples that share prefixes of random length."""
+    draw, step = np.random.default_rng(0), 4
+    first = draw.integers(0, 50_000, 200)
+    samples = [
+        np.concatenate([first[:shared], draw.integers(0, 50_000, rest)])
+        for shared, rest in draw.integers(1, 100, (300, 2))
+    ]
+    seen, repeated = set(), 0
+    for sample in samples:
+        for end in range(step, len(sample) + 1, step):
+            prefix = sample[:end].tobytes()
+            repeated += step * (prefix in seen)
+            seen.add(prefix)
+    prefixes = Prefixes(step)
+    for part in (samples[:7], samples[7:]):
+        offsets = np.cumsum([0, *map(len, part)])
+        prefixes.add(np.concatenate(part).astype(np.int32), offsets)
+    total = sum(map(len, samples))
+    assert prefixes.summary(total) == {"tokens": total, "repeated": repeated, "step": step}
+    assert repeated > total / 10
+
+
+def test_turns_are_runs_of_supervised_tokens() -> None:
+    masks = [[0, 1, 1, 0, 1], [0, 0], [1], [1, 0] * 30, [1, 1, 0]]
+    flat = np.concatenate(masks).astype(bool)
+    found = _turns(flat, np.cumsum([0, *map(len, masks)]))
+    expected = np.zeros(MOST_TURNS + 1, int)
+    expected[[0, 1, 2]] = 1, 2, 1
+    # 30 turns: counted with all that have more than the last entry says
+    expected[MOST_TURNS] = 1
+    assert found.tolist() == expected.tolist()
 
 
 def test_hours_are_those_of_what_is_still_to_be_captured() -> None:
@@ -210,32 +242,9 @@ def test_hours_are_those_of_what_is_still_to_be_captured() -> None:
     assert "hours" not in forecast(plan, None)
 
 
-def test_the_page_shows_what_the_statistics_hold(planned) -> None:
-    plan, tokens = planned
-    found = statistics(plan, tokens_folder=tokens, tokens_per_second=100)
-    page = as_html({**found, "sources": {"<a>": found["sources"]["test"]}})
-    assert "<td>43</td><td>40</td><td>40</td><td>2</td>" in page
-    assert "2 duplicate, 1 empty" in page
-    assert "&lt;a&gt;" in page and "<a>" not in page
-    bars = re.findall(r"<td>from [0-9,]+</td><td>([0-9,]+)</td><td>(█+)</td>", page)
-    # Once by tokens, once by supervised tokens.
-    assert sum(int(count.replace(",", "")) for count, _ in bars) == 2 * 40
-
-
-def test_the_commands(planned, tmp_path, demo_model, capsys) -> None:
+def test_the_command(planned, tmp_path, demo_model, capsys) -> None:
     plan, _ = planned
     plan.publish(tmp_path / "plan.json")
-    run_script(
-        "token_statistics.py",
-        tmp_path / "plan.json",
-        "--output",
-        tmp_path / "s.json",
-        "--html",
-        tmp_path / "s.html",
-    )
-    assert (tmp_path / "s.html").read_text().startswith("<!doctype html>")
-    assert "43 rows in" in capsys.readouterr().out
-    assert json.loads((tmp_path / "s.json").read_text())["sources"]["test"]["kept"] == 40
     run_script(
         "vocabulary.py",
         tmp_path / "plan.json",

@@ -1,0 +1,208 @@
+"""Times of a run: seconds of each stage, and what the servers did when.
+
+They come from Snakemake's benchmark files, the servers' logs and the files' own times, so they are
+known for a run of long ago too, and they are missing where those files are.
+"""
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from draftstates.paths import Results
+from draftstates.records import Plan
+
+# in the order of the data; of other jobs, only those of the run's own capture count
+STAGES = ("tokenise", "plan", "server", "extract", "verify", "manifest", "export")
+_BINS = 120
+# longest time that a batch's tokens are spread over, when no other batch follows
+_BATCH_SECONDS = 60.0
+_PREFILL = re.compile(
+    r"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)[^\]]*\] Prefill batch.*?#new-token: (\d+)"
+)
+_QUEUED = re.compile(r"#queue-req: (\d+)")
+_RESTART = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) replica (\d+) is started again")
+_READ_BYTES = 64 << 20
+# jobs with a longer pause between them belong to different runs
+_PAUSE_SECONDS = 3600.0
+
+
+def timeline(results: Results, plan: Plan) -> dict[str, Any]:
+    """Return the times of a run.
+
+    Returns:
+        `stages`: for each stage `jobs` and `seconds`, summed over its jobs;
+        `jobs`: of the server, of extraction and of verification, with `stage`, `name`, `start` and
+            `end` in Unix time; for a shard also `tokens` and `bytes`;
+        `earlier`: number of shards that were captured in earlier runs, whose jobs are left out;
+        `rates`: `server`, `start`, `end`, `tokens_per_second` and the longest `queue`, in ranges of
+            equal length;
+        `disk`: `at`, `bytes`: bytes of the shards that were finished then;
+        `events`: `at`, `what`: starts and restarts of servers.
+    """
+    shards = {shard.shard_id: shard for shard in plan.shards}
+    jobs = []
+    stages: dict[str, dict[str, float]] = {stage: {"jobs": 0, "seconds": 0.0} for stage in STAGES}
+    for stage, name, path in _benchmarks(results, plan.capture_folder):
+        if (seconds := _seconds(path)) is None or stage not in stages:
+            continue
+        stages[stage]["jobs"] += 1
+        stages[stage]["seconds"] += seconds
+        if stage not in ("server", "extract", "verify"):
+            continue
+        end = path.stat().st_mtime
+        job = {"stage": stage, "name": name, "start": end - seconds, "end": end}
+        if name in shards:
+            job |= {"tokens": shards[name].tokens, "bytes": shards[name].bytes}
+        elif stage != "server":
+            # a shard of an earlier plan
+            continue
+        jobs.append(job)
+    jobs, earlier = _last_run(jobs)
+    extractions = sorted(
+        (job for job in jobs if job["stage"] == "extract"), key=lambda job: job["end"]
+    )
+    begin = min((job["start"] for job in jobs), default=0.0)
+    return {
+        "stages": {name: stage for name, stage in stages.items() if stage["jobs"]},
+        "jobs": jobs,
+        "earlier": earlier,
+        "rates": _rates(results, extractions, begin=begin),
+        "disk": _summed(extractions),
+        "events": sorted(_events(results, jobs, begin=begin), key=lambda event: event["at"]),
+    }
+
+
+def _last_run(jobs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
+    """Return the jobs after the last long pause, by start, and the extractions before it."""
+    jobs = sorted(jobs, key=lambda job: job["start"])
+    first, last = 0, float("-inf")
+    for number, job in enumerate(jobs):
+        if job["start"] > last + _PAUSE_SECONDS:
+            first = number
+        last = max(last, job["end"])
+    return jobs[first:], sum(job["stage"] == "extract" for job in jobs[:first])
+
+
+def _benchmarks(results: Results, capture: str) -> Iterator[tuple[str, str, Path]]:
+    """Give stage, name of the job and file of each benchmark, of this capture or of none."""
+    root = results.benchmark("x").parent
+    for path in sorted(root.rglob("*.tsv")):
+        parts = path.relative_to(root).with_suffix("").parts
+        of_capture = parts[0] == capture
+        if parts[0] in STAGES or of_capture:
+            stage, *name = parts[1:] if of_capture else parts
+            yield stage, "/".join(name), path
+
+
+def _seconds(path: Path) -> float | None:
+    """Return the seconds of a benchmark file, or None for one that holds none."""
+    try:
+        names, values = (line.split("\t") for line in path.read_text().splitlines()[:2])
+        return float(dict(zip(names, values, strict=True))["s"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _summed(extractions: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
+    found, total = [], 0
+    for job in extractions:
+        total += job["bytes"]
+        found.append({"at": job["end"], "bytes": total})
+    return found
+
+
+def _rates(
+    results: Results, extractions: Sequence[dict[str, Any]], *, begin: float
+) -> list[dict[str, Any]]:
+    """Return tokens per second over time, from the servers' logs or else from the extractions."""
+    batches: list[dict[str, Any]] = []
+    for log in sorted(results.server_state.rglob("server*.log")):
+        found = [batch for batch in _prefills(log) if batch[0] >= begin - 1]
+        ends = [at for at, *_ in found[1:]] + [float("inf")]
+        batches += [
+            {
+                "server": log.stem,
+                "start": at,
+                # a batch ends before the next one is begun
+                "end": min(max(end, at + 1), at + _BATCH_SECONDS),
+                "tokens": tokens,
+                "queue": queue,
+            }
+            for (at, tokens, queue), end in zip(found, ends, strict=True)
+        ]
+    if batches and extractions:
+        return _over_time(batches)
+    return _over_time([{**job, "server": "all servers", "queue": None} for job in extractions])
+
+
+def _over_time(work: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rate of each server over time, as if each piece of its work had had one rate.
+
+    Args:
+        work: `server`, `start`, `end`, `tokens` and `queue`.
+    """
+    if not work:
+        return []
+    first, last = min(each["start"] for each in work), max(each["end"] for each in work)
+    width = max(1.0, (last - first) / _BINS)
+    bins = int((last - first) / width) + 1
+    tokens: dict[tuple[str, int], float] = defaultdict(float)
+    queues: dict[tuple[str, int], int | None] = {}
+    for each in work:
+        rate = each["tokens"] / max(each["end"] - each["start"], 1e-9)
+        begin, end = (int((each[name] - first) / width) for name in ("start", "end"))
+        for number in range(begin, min(end, bins - 1) + 1):
+            place = (each["server"], number)
+            start = first + number * width
+            shared = min(start + width, each["end"]) - max(start, each["start"])
+            tokens[place] += rate * max(0.0, shared)
+            if each["queue"] is not None:
+                queues[place] = max(queues.get(place) or 0, each["queue"])
+    return [
+        {
+            "server": server,
+            "start": first + number * width,
+            "end": first + (number + 1) * width,
+            "tokens_per_second": round(tokens[server, number] / width, 1),
+            "queue": queues.get((server, number), None if work[0]["queue"] is None else 0),
+        }
+        for server in sorted({each["server"] for each in work})
+        for number in range(bins)
+    ]
+
+
+def _prefills(log: Path) -> Iterator[tuple[float, int, int]]:
+    """Give time, tokens and waiting requests of each prefill that an SGLang log tells of.
+
+    Of a long log only the end is read. The log's times are those of this machine's time zone.
+    """
+    with open(log, "rb") as file:
+        file.seek(max(0, file.seek(0, 2) - _READ_BYTES))
+        for raw in file:
+            if b"Prefill batch" not in raw:
+                continue
+            line = raw.decode(errors="replace")
+            if found := _PREFILL.match(line):
+                queued = _QUEUED.search(line)
+                yield _time(found[1]), int(found[2]), int(queued[1]) if queued else 0
+
+
+def _events(
+    results: Results, jobs: Iterable[dict[str, Any]], *, begin: float
+) -> Iterator[dict[str, Any]]:
+    for job in jobs:
+        if job["stage"] == "server":
+            yield {"at": job["start"], "what": "start asked for"}
+            yield {"at": job["end"], "what": "self-test passed"}
+    for log in sorted(results.server_state.rglob("supervisor.log")):
+        for line in log.read_text(errors="replace").splitlines():
+            if (found := _RESTART.match(line)) and _time(found[1]) >= begin:
+                yield {"at": _time(found[1]), "what": f"replica {found[2]} started again"}
+
+
+def _time(text: str) -> float:
+    """Return the Unix time of a local time."""
+    return time.mktime(time.strptime(text, "%Y-%m-%d %H:%M:%S"))

@@ -1,0 +1,83 @@
+"""Times of a run: from benchmark files and logs, of the last run alone."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from results_tree import make_results
+
+from draftstates.paths import Results
+from draftstates.records import Plan
+from draftstates.report.timeline import timeline
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    return make_results(tmp_path)
+
+
+def test_jobs_and_stages_are_those_of_the_benchmark_files(plan: Plan, tmp_path: Path) -> None:
+    found = timeline(Results(tmp_path), plan)
+    assert found["stages"] == {
+        "server": {"jobs": 1, "seconds": 40.0},
+        "extract": {"jobs": 2, "seconds": 36.0},
+        "verify": {"jobs": 2, "seconds": 4.0},
+    }
+    stages = [job["stage"] for job in found["jobs"]]
+    assert stages == ["server", "extract", "extract", "verify", "verify"]
+    first = next(job for job in found["jobs"] if job["stage"] == "extract")
+    assert first["end"] - first["start"] == pytest.approx(18)
+    assert [each["bytes"] for each in found["disk"]] == [
+        plan.shards[0].bytes,
+        plan.shards[0].bytes + plan.shards[1].bytes,
+    ]
+    assert found["earlier"] == 0
+
+
+def test_rates_hold_the_tokens_of_the_servers_log(plan: Plan, tmp_path: Path) -> None:
+    found = timeline(Results(tmp_path), plan)
+    assert {row["server"] for row in found["rates"]} == {"server"}
+    tokens = sum(row["tokens_per_second"] * (row["end"] - row["start"]) for row in found["rates"])
+    assert tokens == pytest.approx(sum(40 + at for at in range(0, 40, 4)), rel=0.01)
+    assert max(row["queue"] for row in found["rates"]) == 2
+
+
+def test_without_logs_each_shard_has_its_mean_rate(plan: Plan, tmp_path: Path) -> None:
+    Results(tmp_path).server_log.unlink()
+    found = timeline(Results(tmp_path), plan)
+    tokens = sum(row["tokens_per_second"] * (row["end"] - row["start"]) for row in found["rates"])
+    assert tokens == pytest.approx(sum(shard.tokens for shard in plan.shards), rel=0.01)
+    assert {row["queue"] for row in found["rates"]} == {None}
+
+
+def test_starts_and_restarts_are_events(plan: Plan, tmp_path: Path) -> None:
+    log = Results(tmp_path).server_state / "supervisor.log"
+    now, before = (time.localtime(time.time() - age) for age in (30, 5000))
+    log.write_text(
+        f"{time.strftime('%F %T', before)} replica 0 is started again\n"
+        f"{time.strftime('%F %T', now)} replica 1 is started again\n"
+    )
+    events = [event["what"] for event in timeline(Results(tmp_path), plan)["events"]]
+    assert events == ["start asked for", "self-test passed", "replica 1 started again"]
+
+
+def test_jobs_of_earlier_runs_and_other_plans_are_left_out(plan: Plan, tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    first = results.benchmark(plan.capture_folder, "extract", plan.shards[0].shard_id)
+    os.utime(first, (time.time() - 9000,) * 2)
+    other = results.benchmark(plan.capture_folder, "extract", "f" * 32)
+    other.write_text(first.read_text())
+    found = timeline(results, plan)
+    assert found["earlier"] == 1
+    extracted = [job["name"] for job in found["jobs"] if job["stage"] == "extract"]
+    assert extracted == [plan.shards[1].shard_id]
+
+
+def test_a_run_without_benchmark_files_has_no_times(plan: Plan, tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    for path in results.benchmark("x").parent.rglob("*.tsv"):
+        path.write_text("")
+    found = timeline(results, plan)
+    assert found["jobs"] == found["rates"] == found["disk"] == found["events"] == []
+    assert found["stages"] == {}
