@@ -83,9 +83,10 @@ $(AUDIT): $(UV)
 
 install: $(INSTALLED)
 
-# Slurm and Apptainer, for the tests; one after the other, since each locks apt.
+# Slurm, a browser and Apptainer, for the tests; one after the other, since each locks apt.
 system-packages:
 	bash tests/cluster/install.sh
+	bash tests/browser/install.sh
 	bash tests/containers/install.sh
 
 demo-model: $(DEMO_MODEL)/config.json

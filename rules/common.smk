@@ -15,8 +15,9 @@ from draftstates.model.folder import check_model
 from draftstates.paths import Results
 from draftstates.plan.room import forecast
 from draftstates.records import Plan
-from draftstates.extract.progress import say_each_minute
 from draftstates.report.failures import FailedJobs, summary
+from draftstates.report.watch import say_each_minute
+from draftstates.server.state import State
 from draftstates.tokens.options import read_template
 from draftstates.tokens.sources import check_files, data_files
 from snakemake.exceptions import WorkflowError
@@ -94,13 +95,16 @@ def begin_run():
             f"{error.filename or RESULTS.root}: {error.strerror}; make the results folder"
             " writable and make room in it, or name another one in `results`"
         ) from None
-    say_each_minute(RESULTS.root, logger.info)
+    say_each_minute(RESULTS.root, State(CONFIG.state_folder), logger.info)
 
 
 def end_run():
-    """Print the accounting."""
+    """Print the accounting, and the path of each report that this run has made."""
     if RESULTS.plan.exists():
         shell("python -m draftstates.cli accounting --results {RESULTS.root:q}")
+    for page in (RESULTS.tokens_page, RESULTS.report_page):
+        if page.exists() and page.stat().st_mtime_ns > STARTED:
+            logger.info(f"report: {page}")
 
 
 def add_hook(name, hook):

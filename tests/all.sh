@@ -22,5 +22,5 @@ cat "$logs/exports"
 if [ "$failed" != 0 ]; then echo "the exports or the packages failed, see above; all other tests follow" >&2; fi
 
 python -m pytest -n 3 --durations=20 "$@" \
-    tests/unit tests/workflow tests/server tests/cluster tests/containers || failed=1
+    tests/unit tests/browser tests/workflow tests/server tests/cluster tests/containers || failed=1
 exit "$failed"

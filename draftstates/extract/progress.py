@@ -5,17 +5,14 @@ Each extraction writes a small file.
 
 import dataclasses
 import json
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from draftstates.files import replace_text
-from draftstates.paths import Capture, Results
+from draftstates.paths import Capture
 
 _FILE = "progress.json"
 _WRITE_SECONDS = 2.0
-_SAY_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,17 +38,6 @@ class Running:
     def rate(self) -> float:
         """Tokens per second since the first request."""
         return self.done / max(self.updated - self.started, 1e-9)
-
-    def __str__(self) -> str:
-        left = (
-            f"{(self.total - self.done) / self.rate:,.0f} s left"
-            if self.done
-            else "no sample finished yet"
-        )
-        return (
-            f"shard {self.shard_id}: {self.done:,} of {self.total:,} tokens, {self.rate:,.0f}"
-            f" tokens/s, {left}"
-        )
 
 
 class Progress:
@@ -86,19 +72,3 @@ def running(capture_folder: Path) -> list[Running]:
             # The extraction has just ended.
             continue
     return sorted(found, key=lambda each: each.started)
-
-
-def say_each_minute(results: Path, say: Callable[[str], None]) -> None:
-    """Print a line a minute for each extraction that has news, from a thread of its own."""
-
-    def watch() -> None:
-        said: dict[str, float] = {}
-        while True:
-            time.sleep(_SAY_SECONDS)
-            for capture in Results(results).captures():
-                for each in running(capture.folder):
-                    if said.get(each.shard_id) != each.updated:
-                        said[each.shard_id] = each.updated
-                        say(str(each))
-
-    threading.Thread(target=watch, name="draftstates-progress", daemon=True).start()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from draftstates.errors import UserError
 from draftstates.paths import Capture
+from draftstates.plan.words import of_bytes, of_seconds
 from draftstates.records import Plan
 
 
@@ -113,10 +114,10 @@ def forecast(plan: Plan, tokens_per_second: float | None) -> str:
     """Return the size, the room and the hours of a plan as one line."""
     size = f"{plan.accounting.totals.tokens:,} tokens in {len(plan.shards):,} shards"
     room = (
-        f"{plan.bytes_needed:,} bytes to write, {plan.bytes_present:,} written,"
-        f" {plan.disk_free:,} free"
+        f"{of_bytes(plan.bytes_needed)} to write, {of_bytes(plan.bytes_present)} written,"
+        f" {of_bytes(plan.disk_free)} free"
     )
     estimate = hours(plan, tokens_per_second)
     if estimate is None:
         return f"{size}; {room}"
-    return f"{size}; {room}; about {estimate:,.2f} hours at {tokens_per_second:,g} tokens/s"
+    return f"{size}; {room}; about {of_seconds(estimate * 3600)} at {tokens_per_second:,g} tokens/s"

@@ -4,7 +4,7 @@ import html
 from collections import Counter
 from collections.abc import Mapping
 
-from draftstates.report.words import of_share
+from draftstates.plan.words import of_share
 
 _WIDTH, _LEFT, _RIGHT, _BAR = 860, 170, 560, 12
 _TALL, _GAP, _LEAST = 190, 10, 2.0

@@ -17,6 +17,7 @@ from altair import VEGALITE_VERSION
 from markupsafe import Markup
 
 from draftstates.paths import Capture
+from draftstates.plan.words import of_bytes, of_count, of_seconds, of_share
 from draftstates.records import Plan
 from draftstates.report import charts
 from draftstates.report.facts import (
@@ -29,7 +30,6 @@ from draftstates.report.facts import (
 )
 from draftstates.report.flow import flow
 from draftstates.report.shown import visible
-from draftstates.report.words import of_bytes, of_count, of_seconds, of_share
 
 _ASSETS = Path(__file__).with_name("assets")
 _MOST_SHARDS = 1000

@@ -6,6 +6,8 @@ import pytest
 from changes import edit_row, touch_everything
 from workspace import Workspace, make_workspace, tiny_config
 
+from draftstates.plan.words import of_bytes, of_seconds
+
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Workspace:
@@ -80,16 +82,15 @@ def test_bytes_and_hours_are_on_the_screen_before_the_server_starts(
     workspace.config |= {"extract": {"tokens_per_second": 2}}
     run = workspace.run()
     plan = workspace.plan()
-    line = f"{plan['bytes_needed']:,} bytes to write, 0 written"
+    line = f"{of_bytes(plan['bytes_needed'])} to write, 0 B written"
     assert run.output.count(line) == 1
     assert run.output.index(line) < run.output.index("rule server:")
-    assert (
-        f"about {plan['accounting']['totals']['tokens'] / 7200:,.2f} hours at 2 tokens/s"
-        in run.output
-    )
+    seconds = plan["accounting"]["totals"]["tokens"] / 2
+    assert f"about {of_seconds(seconds)} at 2 tokens/s" in run.output
+    assert run.output.rstrip().splitlines().count("report: results/report/index.html") == 1
     assert (run.jobs("report_page"), run.jobs("tokens_page")) == (1, 0)
     again = workspace.run()
-    assert again.nothing_to_be_done and "bytes to write" not in again.output
+    assert again.nothing_to_be_done and "to write" not in again.output
 
 
 def test_an_export_that_the_capture_does_not_allow_is_named_before_anything_is_made(

@@ -2,7 +2,6 @@
 
 import io
 import json
-import threading
 import time
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from rich.console import Console
 from synthetic import plan_with, planned_shard
 
 from draftstates.errors import UserError
-from draftstates.extract import progress
 from draftstates.extract.progress import Progress, Running, running
 from draftstates.report.status import look, view
 
@@ -90,18 +88,3 @@ def test_a_progress_file_that_is_cut_short_or_gone_is_passed_over(results: Path)
     run = results / "m-12345678"
     (run / "shards" / ".building" / f"{THREE}-1" / "progress.json").write_text('{"shard_id": "x"')
     assert running(run) == []
-
-
-def test_each_running_extraction_gets_a_line_when_it_has_news(
-    results: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress, "_SAY_SECONDS", 0.02)
-    monkeypatch.setattr(progress, "_WRITE_SECONDS", 0.0)
-    said: list[str] = []
-    heard = threading.Event()
-    progress.say_each_minute(results, lambda line: (said.append(line), heard.set()))
-    assert heard.wait(5)
-    time.sleep(0.2)
-    assert said == [f"shard {THREE}: 0 of 100 tokens, 0 tokens/s, no sample finished yet"], (
-        "no news, no line"
-    )

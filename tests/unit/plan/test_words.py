@@ -2,7 +2,7 @@
 
 import pytest
 
-from draftstates.report.words import of_bytes, of_count, of_seconds, of_share
+from draftstates.plan.words import of_bytes, of_count, of_seconds, of_share
 
 
 @pytest.mark.parametrize(
