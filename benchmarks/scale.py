@@ -9,7 +9,7 @@ of 8, so 1,000,000 samples take 3 GB. Each step is the workflow's own command in
 own:
 
 - plan: scripts/plan.py, from the tokens to plan.json and each shard's tokens
-- statistics: scripts/tokens_page.py, over every sample's tokens and masks
+- statistics: scripts/report_page.py --tokens-alone, over every sample's tokens and masks
 - run: Snakemake for --run-seconds. Plan and reports exist, and its extracting and verifying jobs
   only move existing files. The figures are jobs per second on two cores, and Snakemake's own CPU.
   Then Snakemake is killed, and the other shards are moved to their places
@@ -152,10 +152,11 @@ def measure(
     found: dict[str, Any] = {"samples": samples, "plan": cost(folder, python, *command)}
     run, found["shards"] = make_shards(folder)
     command = [
-        "scripts/tokens_page.py",
+        "scripts/report_page.py",
         plan,
         "--tokenizer",
         "model",
+        "--tokens-alone",
         "--output",
         "tokens.html",
     ]

@@ -50,8 +50,9 @@ rule tokens_page:
         code=ask.source_digest("report"),
     shell:
         """
-        exec python "$DRAFTSTATES_SCRIPTS/tokens_page.py" {input.plan:q} \
-            --tokenizer "$DRAFTSTATES_MODEL" {params.options} {params.rate} \
+        exec python "$DRAFTSTATES_SCRIPTS/report_page.py" {input.plan:q} \
+            --tokenizer "$DRAFTSTATES_MODEL" {params.options} \
+            --tokens-alone {params.rate} \
             --output {output.page:q} >{log:q} 2>&1
         """
 

@@ -1,4 +1,4 @@
-"""Write the report of a run: data and samples, capture, checks, norms, exports and vocabulary."""
+"""Write the report of a run, or of its tokens alone, before the capture."""
 
 import argparse
 from pathlib import Path
@@ -20,11 +20,21 @@ def main() -> None:
     parser.add_argument(
         "--draft-vocab-size", type=int, help="mark this size of a drafter's vocabulary"
     )
+    parser.add_argument(
+        "--tokens-alone", action="store_true", help="leave out what a capture makes"
+    )
+    parser.add_argument(
+        "--tokens-per-second", type=float, help="assumed rate of the capture, for the hours"
+    )
     parser.add_argument("--output", type=Path, required=True, help="HTML page")
     arguments = parser.parse_args()
     tokenizer = load_tokenizer(arguments.tokenizer, trust_remote_code=arguments.trust_remote_code)
     numbers = gather(
-        arguments.plan, tokenizer, captured=True, draft_vocab_size=arguments.draft_vocab_size
+        arguments.plan,
+        tokenizer,
+        captured=not arguments.tokens_alone,
+        tokens_per_second=arguments.tokens_per_second,
+        draft_vocab_size=arguments.draft_vocab_size,
     )
     publish_text(page(numbers), arguments.output)
 

@@ -55,7 +55,6 @@ COMMANDS = {
     "status": "--results {results} --once",
     "report_page": "{plan} --tokenizer {tokenizer} --output {out}/r.html",
     "show": "{tokens} --tokenizer {tokenizer}",
-    "tokens_page": "{plan} --tokenizer {tokenizer} --output {out}/t.html",
     "tokenise": (
         "--config {config} --source test --tokenizer {tokenizer} --output {out}/t.parquet"
         " --accounting {out}/t.json"
