@@ -16,6 +16,7 @@ from draftstates.paths import Results
 from draftstates.plan.room import forecast
 from draftstates.records import Plan
 from draftstates.report.failures import FailedJobs, summary
+from draftstates.report.terminal import quieten
 from draftstates.report.watch import say_each_minute
 from draftstates.server.state import State
 from draftstates.tokens.options import read_template
@@ -95,7 +96,17 @@ def begin_run():
             f"{error.filename or RESULTS.root}: {error.strerror}; make the results folder"
             " writable and make room in it, or name another one in `results`"
         ) from None
+    if not wants_all_output():
+        quieten(logger.handlers)
+        logger.info("all output of the jobs: --printshellcmds, or the log below .snakemake/log")
     say_each_minute(RESULTS.root, State(CONFIG.state_folder), logger.info)
+
+
+def wants_all_output():
+    """Return whether the terminal shows every job: with -p, --verbose, or for the tests."""
+    settings = workflow.output_settings
+    everything = os.environ.get("DRAFTSTATES_OUTPUT") == "full"
+    return settings.printshellcmds or settings.verbose or everything
 
 
 def end_run():

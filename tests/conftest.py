@@ -25,6 +25,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda number, frame: None)
 
+# Tests read in a run's output which jobs ran. Without this, only the run's log says it.
+os.environ["DRAFTSTATES_OUTPUT"] = "full"
+
 # The longest first, so that all workers end at about the same time. One group runs in one worker:
 # its tests share a server, the one Slurm, or the images. Tests with containers come after those on
 # Slurm: one of them uses both.
