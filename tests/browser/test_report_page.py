@@ -179,3 +179,15 @@ def test_hostile_text_is_shown_as_it_is(numbers: Numbers) -> None:
         assert part not in text
     assert "⟨U+202E⟩ desrever" in text and HOSTILE[2] in text
     assert "49" not in text[text.index("{{") : text.index("{{") + 20]
+
+
+def test_a_broken_page_is_noticed(ask: Any, tmp_path: Path) -> None:
+    """The tests above would see a script that fails, and text that acts."""
+    page_file = tmp_path / "broken.html"
+    page_file.write_text(
+        "<html><head></head><body><script>window.drawn = Promise.reject(Error('no chart'));"
+        f"</script>{HOSTILE[0]}<script>throw Error('planted')</script></body></html>"
+    )
+    found = ask(page_file, "return { hacked: window.hacked === true };")
+    assert found["hacked"]
+    assert any("planted" in fault for fault in found["faults"])

@@ -117,8 +117,10 @@ const samples = read("samples-data");
 for (const sample of samples) {
   sample.text = sample.turns.map((turn) => turn.map((piece) => piece[0]).join("")).join("");
   const pieces = sample.turns.flat();
-  const first = pieces.findIndex((piece) => piece[2]);
-  sample.start = pieces.slice(Math.max(first, 0), Math.max(first, 0) + 40).map((piece) => piece[0]).join("");
+  const first = Math.max(0, pieces.findIndex((piece) => piece[2]));
+  const length = pieces.slice(first).findIndex((piece) => !piece[2]);
+  const end = length > 0 ? first + length : pieces.length;
+  sample.start = pieces.slice(first, Math.min(end, first + 40)).map((piece) => piece[0]).join("");
   sample.find = [sample.id, sample.source, sample.row, sample.why, sample.text].join("\n").toLowerCase();
 }
 const state = { query: "", page: 0, sort: null, up: true, open: null };
