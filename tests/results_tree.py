@@ -88,7 +88,11 @@ def make_results(folder: Path, *, shards: int = 2, source: str = "demo") -> Plan
     )
     place = results.capture(plan.capture_folder)
     _benchmark(results, place.name, "server", "", now - 100, 40)
-    attestation = {"engine": {"name": "sglang", "version": "0.5.23"}, "flags": {"tp_size": 1}}
+    attestation = {
+        "engine": {"name": "sglang", "version": "0.5.23"},
+        "flags": {"tp_size": 1},
+        "settings": {"sampling_backend": "pytorch"},
+    }
     place.server.write_text(json.dumps({**attestation, "self_test": {"samples": 3, "seconds": 1}}))
     results.server_state.mkdir()
     results.server_log.write_text(

@@ -173,12 +173,18 @@ def origins_of(plan: Plan, trust: Mapping[str, Any]) -> list[dict[str, str]]:
             "part of the capture key",
         ),
     ]
+    given = [*spec.engine_args, *spec.engine_env]
+    if given:
+        found.append(("Engine arguments", " ".join(given), "they change numbers: part of the key"))
     if engine:
         version = f"{engine.get('name')} {engine.get('version')}"
         found.append(("Engine", version, "what computed the states"))
     for flag, value in attestation.get("flags", {}).items():
         if value is not None:
             found.append((flag, str(value), _FLAGS.get(flag, "an argument of the server")))
+    if settings := attestation.get("settings"):
+        text = ", ".join(f"{name} {value}" for name, value in sorted(settings.items()))
+        found.append(("Numeric settings", text, "what the server computed with"))
     found += _images(trust["manifest"].get("images", {}))
     return [{"name": name, "value": value, "meaning": meaning} for name, value, meaning in found]
 

@@ -98,6 +98,7 @@ def test_versions_flags_and_images_have_their_meaning(plan: Plan, tmp_path: Path
     assert rows["Engine"]["value"] == "sglang 0.5.23"
     assert rows["Capture key"]["value"] == plan.capture.key
     assert rows["tp_size"]["value"] == "1" and "GPUs" in rows["tp_size"]["meaning"]
+    assert rows["Numeric settings"]["value"] == "sampling_backend pytorch"
     assert rows["Container images"]["value"] == "none"
 
 
