@@ -91,7 +91,7 @@ def make_results(folder: Path, *, shards: int = 2, source: str = "demo") -> Plan
     attestation = {
         "engine": {"name": "sglang", "version": "0.5.23"},
         "flags": {"tp_size": 1},
-        "settings": {"sampling_backend": "pytorch"},
+        "settings": {"flags": {f"flag{n:02}": str(n) for n in range(50)}},
     }
     place.server.write_text(json.dumps({**attestation, "self_test": {"samples": 3, "seconds": 1}}))
     results.server_state.mkdir()

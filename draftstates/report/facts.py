@@ -15,6 +15,7 @@ _LOST = {
     "not_used": "column or key of a kept row",
 }
 _WORST = 5
+_SETTINGS = 40
 _FLAGS = {
     "dtype": "the dtype that the server computed in",
     "quantization": "the quantisation of the weights",
@@ -182,9 +183,16 @@ def origins_of(plan: Plan, trust: Mapping[str, Any]) -> list[dict[str, str]]:
     for flag, value in attestation.get("flags", {}).items():
         if value is not None:
             found.append((flag, str(value), _FLAGS.get(flag, "an argument of the server")))
-    if settings := attestation.get("settings"):
-        text = ", ".join(f"{name} {value}" for name, value in sorted(settings.items()))
-        found.append(("Numeric settings", text, "what the server computed with"))
+    for group, settings in attestation.get("settings", {}).items():
+        shown = [f"{name} {value}" for name, value in sorted(settings.items())]
+        more = [f"and {len(shown) - _SETTINGS} more in server.json"] * (len(shown) > _SETTINGS)
+        found.append(
+            (
+                f"Settings: {group}",
+                ", ".join([*shown[:_SETTINGS], *more]),
+                "numeric settings that the server computed with",
+            )
+        )
     found += _images(trust["manifest"].get("images", {}))
     return [{"name": name, "value": value, "meaning": meaning} for name, value, meaning in found]
 

@@ -98,7 +98,9 @@ def test_versions_flags_and_images_have_their_meaning(plan: Plan, tmp_path: Path
     assert rows["Engine"]["value"] == "sglang 0.5.23"
     assert rows["Capture key"]["value"] == plan.capture.key
     assert rows["tp_size"]["value"] == "1" and "GPUs" in rows["tp_size"]["meaning"]
-    assert rows["Numeric settings"]["value"] == "sampling_backend pytorch"
+    settings = rows["Settings: flags"]["value"]
+    assert settings.startswith("flag00 0, flag01 1, ")
+    assert settings.endswith("flag39 39, and 10 more in server.json")
     assert rows["Container images"]["value"] == "none"
 
 
