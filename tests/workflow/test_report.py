@@ -1,10 +1,11 @@
 """Page and vocabulary of tokens alone: made without a server, and never stale."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
 from changes import edit_row, touch_everything
-from workspace import Workspace, make_workspace, tiny_config
+from workspace import Run, Workspace, make_workspace, tiny_config
 
 from draftstates.plan.words import of_bytes, of_seconds
 
@@ -91,6 +92,25 @@ def test_bytes_and_hours_are_on_the_screen_before_the_server_starts(
     assert (run.jobs("report_page"), run.jobs("tokens_page")) == (1, 0)
     again = workspace.run()
     assert again.nothing_to_be_done and "to write" not in again.output
+
+
+def test_a_terminal_shows_stages_and_the_log_shows_jobs(tmp_path: Path, tiny_model: Path) -> None:
+    workspace = make_workspace(tmp_path / "work", tiny_model, standins=True)
+    start = workspace.prepare()
+    del start["env"]["DRAFTSTATES_OUTPUT"]
+    done = subprocess.run(**start, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert done.returncode == 0, done.stdout
+    (log,) = (workspace.folder / ".snakemake" / "log").glob("*.snakemake.log")
+    run, whole = Run(done.stdout), Run(log.read_text())
+    shards = len(workspace.plan()["shards"])
+    assert whole.extracted == whole.jobs("verify") == shards > 4
+    assert run.extracted == run.jobs("verify") == run.jobs("manifest") == 0
+    assert "Params have changed" not in run.output and "steps (" not in run.output
+    for rule in ("plan", "server", "manifest", "report_page"):
+        assert f"(Rule: {rule})" in run.output
+    assert "to write, 0 B written" in run.output
+    assert "report: results/report/index.html" in run.output
+    assert len(run.output.splitlines()) < 60, run.output
 
 
 def test_an_export_that_the_capture_does_not_allow_is_named_before_anything_is_made(
