@@ -30,6 +30,7 @@ SPEC = capture_spec(layers=(2, 15, 27), num_layers=30, hidden_size=8, final_norm
 ROWS = [
     {"messages": chat(f"Question {n % 7}", "word " * (n % 5) + f"answer {n}")} for n in range(40)
 ]
+ROWS[3]["metadata"] = {"from": "a test"}
 ROWS += [ROWS[0], ROWS[1], {"messages": []}]
 
 
@@ -165,6 +166,7 @@ def test_statistics_count_what_the_tokens_hold(planned) -> None:
     lengths = sorted(len(sample["input_ids"]) for sample in table)
     assert (source["rows_in"], source["kept"], source["duplicate_samples"]) == (43, 40, 2)
     assert source["skipped"] == {"duplicate": 2, "empty": 1}
+    assert source["not_used"] == plan.accounting.totals.not_used == {"metadata": 1}
     assert [row["row"] for row in source["examples"]["duplicate"]] == [40, 41]
     assert (source["lengths"]["least"], source["lengths"]["greatest"]) == (lengths[0], lengths[-1])
     assert source["lengths"]["p50"] in (lengths[19], lengths[20])
