@@ -14,8 +14,8 @@ Chart = dict[str, Any]
 _MOST_SOURCES = 6
 _BARS = 10
 OTHERS = "other sources"
-_MOST_TICKS = 2000
-_LEGEND = alt.Legend(title=None, orient="top", symbolOpacity=1, columns=4)
+MOST_TICKS = 2000
+LEGEND = alt.Legend(title=None, orient="top", symbolOpacity=1, columns=4)
 # position 0 is at 1/2 on the axis of doublings
 _PLACE = "datum.value < 1 ? '0' : format(datum.value, ',')"
 
@@ -53,7 +53,7 @@ def of_lengths(found: Mapping[str, Any], field: str, title: str) -> Chart:
             format=",", grid=False, tickCount=8, labelOverlap=True
         ),
         x2="to:Q",
-        color=_by_source(sources),
+        color=coloured(sources),
         tooltip=[
             alt.Tooltip("source:N"),
             alt.Tooltip("from:Q", format=",", title="from"),
@@ -64,10 +64,10 @@ def of_lengths(found: Mapping[str, Any], field: str, title: str) -> Chart:
     )
     y = alt.Y("share:Q", title="share of samples", stack=None).axis(format="%", tickCount=4)
     if len(sources) == 1:
-        return _spec(base.mark_rect(opacity=0.9, stroke="@card").encode(y=y, y2=alt.datum(0)))
+        return spec(base.mark_rect(opacity=0.9, stroke="@card").encode(y=y, y2=alt.datum(0)))
     areas = base.mark_rect(opacity=0.15).encode(y=y, y2=alt.datum(0))
     tops = base.mark_rule(strokeWidth=2.5).encode(y=y)
-    return _spec(areas + tops)
+    return spec(areas + tops)
 
 
 def of_shares(found: Mapping[str, Any]) -> Chart:
@@ -102,7 +102,7 @@ def of_shares(found: Mapping[str, Any]) -> Chart:
             ],
         )
     )
-    return _spec(chart, height=alt.Step(30) if len(counts) > 4 else 150)
+    return spec(chart, height=alt.Step(30) if len(counts) > 4 else 150)
 
 
 def of_turns(found: Mapping[str, Any]) -> Chart:
@@ -124,11 +124,11 @@ def of_turns(found: Mapping[str, Any]) -> Chart:
                 "turns:O", title="supervised turns of a sample", sort=alt.SortField("number")
             ).axis(labelAngle=0),
             y=alt.Y("samples:Q", title="samples").axis(format="~s", tickCount=4),
-            color=_by_source(list(dict.fromkeys(row["source"] for row in rows))),
+            color=coloured(list(dict.fromkeys(row["source"] for row in rows))),
             tooltip=["source:N", "turns:O", alt.Tooltip("samples:Q", format=",")],
         )
     )
-    return _spec(chart)
+    return spec(chart)
 
 
 def of_coverage(found: Mapping[str, Any], draft_size: int | None) -> Chart:
@@ -154,146 +154,13 @@ def of_coverage(found: Mapping[str, Any], draft_size: int | None) -> Chart:
         )
     )
     if not draft_size:
-        return _spec(line)
+        return spec(line)
     mark = alt.Chart(alt.Data(values=[{"size": draft_size, "text": "draft_vocab_size"}]))
     rule = mark.mark_rule(strokeDash=[4, 4]).encode(x="size:Q")
     text = mark.mark_text(align="right", dx=-6, dy=10, baseline="top").encode(
         x="size:Q", y=alt.value(0), text="text:N"
     )
-    return _spec(line + rule + text)
-
-
-def of_rates(times: Mapping[str, Any]) -> Chart:
-    """Return the tokens per second of each server over time, with starts and restarts."""
-    if not times["rates"]:
-        return {}
-    rows = [{**row, "start": _ms(row["start"]), "end": _ms(row["end"])} for row in times["rates"]]
-    servers = list(dict.fromkeys(row["server"] for row in rows))
-    area = (
-        alt.Chart(alt.Data(values=rows))
-        .mark_rect(opacity=0.9 if len(servers) == 1 else 0.5)
-        .encode(
-            x=_time("start:T", times),
-            x2="end:T",
-            y=alt.Y("tokens_per_second:Q", title="tokens a second").axis(format="~s", tickCount=4),
-            y2=alt.datum(0),
-            color=_by_source(servers, field="server"),
-            tooltip=[
-                "server:N",
-                alt.Tooltip("start:T", format="%H:%M:%S"),
-                alt.Tooltip("tokens_per_second:Q", format=",.0f", title="tokens a second"),
-                alt.Tooltip("queue:Q", format=",", title="longest queue"),
-            ],
-        )
-    )
-    return _spec(_with_events(area, times), height=150)
-
-
-def of_queue(times: Mapping[str, Any]) -> Chart:
-    """Return the waiting requests of each server over time."""
-    rows = [
-        {"server": row["server"], "at": _ms(row["start"]), "requests": row["queue"]}
-        for row in times["rates"]
-        if row["queue"] is not None
-    ]
-    if not rows:
-        return {}
-    chart = (
-        alt.Chart(alt.Data(values=rows))
-        .mark_line(interpolate="step-after", strokeWidth=1.5)
-        .encode(
-            x=_time("at:T", times),
-            y=alt.Y(
-                "requests:Q",
-                title="queue",
-                scale=alt.Scale(domainMin=0, domainMax=max(1, *(row["requests"] for row in rows))),
-            ).axis(format="~s", tickCount=3, tickMinStep=1),
-            color=_by_source(list(dict.fromkeys(row["server"] for row in rows)), field="server"),
-            tooltip=["server:N", alt.Tooltip("at:T", format="%H:%M:%S"), "requests:Q"],
-        )
-    )
-    return _spec(chart, height=80)
-
-
-def of_disk(times: Mapping[str, Any]) -> Chart:
-    """Return the bytes of the finished shards over time."""
-    if not times["disk"]:
-        return {}
-    start = min(job["start"] for job in times["jobs"])
-    rows = [{"at": _ms(start), "bytes": 0}]
-    rows += [{"at": _ms(each["at"]), "bytes": each["bytes"]} for each in times["disk"]]
-    chart = (
-        alt.Chart(alt.Data(values=rows))
-        .mark_area(interpolate="step-after", line=True, opacity=0.25)
-        .encode(
-            x=_time("at:T", times),
-            y=alt.Y("bytes:Q", title="bytes written").axis(format="~s", tickCount=3),
-            tooltip=[
-                alt.Tooltip("at:T", format="%H:%M:%S"),
-                alt.Tooltip("bytes:Q", format=",", title="bytes written"),
-            ],
-        )
-    )
-    return _spec(chart, height=170)
-
-
-def of_jobs(times: Mapping[str, Any]) -> Chart:
-    """Return when each job of the server, of extraction and of verification ran."""
-    jobs = times["jobs"]
-    if not jobs:
-        return {}
-    if len(jobs) > _MOST_TICKS:
-        jobs = jobs[:: len(jobs) // _MOST_TICKS + 1]
-    rows = [
-        {
-            **job,
-            "start": _ms(job["start"]),
-            "end": _ms(job["end"]),
-            "seconds": job["end"] - job["start"],
-            "name": job["name"][:8] or "server",
-        }
-        for job in jobs
-    ]
-    chart = (
-        alt.Chart(alt.Data(values=rows))
-        .mark_bar(opacity=0.65, cornerRadius=2, height={"band": 0.7}, stroke=None)
-        .encode(
-            x=_time("start:T", times),
-            x2="end:T",
-            y=alt.Y("stage:N", title=None, sort=["server", "extract", "verify"]),
-            color=alt.Color("stage:N", legend=None, sort=["server", "extract", "verify"]),
-            tooltip=[
-                alt.Tooltip("stage:N"),
-                alt.Tooltip("name:N", title="shard"),
-                alt.Tooltip("start:T", format="%H:%M:%S"),
-                alt.Tooltip("seconds:Q", format=",.1f"),
-                alt.Tooltip("tokens:Q", format=","),
-            ],
-        )
-    )
-    return _spec(chart, height=alt.Step(28))
-
-
-def of_stages(times: Mapping[str, Any]) -> Chart:
-    """Return the seconds of each stage, summed over its jobs."""
-    rows = [
-        {"stage": name, "number": number, **stage}
-        for number, (name, stage) in enumerate(times["stages"].items())
-    ]
-    if not rows:
-        return {}
-    base = alt.Chart(alt.Data(values=rows)).encode(
-        y=alt.Y("stage:N", title=None, sort=alt.SortField("number")),
-        x=alt.X("seconds:Q", title="seconds, summed over the jobs").axis(format="~s", tickCount=5),
-        tooltip=[
-            "stage:N",
-            alt.Tooltip("jobs:Q", format=","),
-            alt.Tooltip("seconds:Q", format=",.1f"),
-        ],
-    )
-    bars = base.mark_bar(height={"band": 0.7})
-    text = base.mark_text(align="left", dx=5).encode(text=alt.Text("seconds:Q", format=",.1f"))
-    return _spec(bars + text, height=alt.Step(26))
+    return spec(line + rule + text)
 
 
 def of_margins(margins: Sequence[Mapping[str, Any]]) -> Chart:
@@ -304,7 +171,7 @@ def of_margins(margins: Sequence[Mapping[str, Any]]) -> Chart:
     """
     if not margins:
         return {}
-    rows = sorted(margins, key=lambda row: -row["share"])[:_MOST_TICKS]
+    rows = sorted(margins, key=lambda row: -row["share"])[:MOST_TICKS]
     base = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y("check:N", title=None).axis(labelLimit=220),
         x=alt.X(
@@ -320,7 +187,7 @@ def of_margins(margins: Sequence[Mapping[str, Any]]) -> Chart:
     limit = (
         alt.Chart(alt.Data(values=[{"share": 1}])).mark_rule(strokeDash=[4, 4]).encode(x="share:Q")
     )
-    return _spec(ticks + limit, height=alt.Step(40))
+    return spec(ticks + limit, height=alt.Step(40))
 
 
 def of_parity(layers: Sequence[Mapping[str, Any]]) -> Chart:
@@ -345,12 +212,12 @@ def of_parity(layers: Sequence[Mapping[str, Any]]) -> Chart:
             x=alt.X(
                 "distance:Q", title="distance over the row's norm", scale=alt.Scale(type="log")
             ).axis(format="~e", tickCount=6),
-            shape=alt.Shape("what:N", legend=_LEGEND),
-            color=alt.Color("what:N", legend=_LEGEND),
+            shape=alt.Shape("what:N", legend=LEGEND),
+            color=alt.Color("what:N", legend=LEGEND),
             tooltip=["layer:N", "what:N", alt.Tooltip("distance:Q", format=".3g")],
         )
     )
-    return _spec(chart, height=alt.Step(24))
+    return spec(chart, height=alt.Step(24))
 
 
 def of_norms(rows: Sequence[Mapping[str, Any]]) -> Chart:
@@ -366,7 +233,7 @@ def of_norms(rows: Sequence[Mapping[str, Any]]) -> Chart:
         x=alt.X(
             "place:Q", title="position in the sample", scale=alt.Scale(type="log", base=2)
         ).axis(labelExpr=_PLACE, grid=False, tickCount=8),
-        color=alt.Color("layer:N", sort=layers, legend=_LEGEND),
+        color=alt.Color("layer:N", sort=layers, legend=LEGEND),
     )
     scale = alt.Scale(type="log", nice=True)
     y = alt.Y("median:Q", title="norm of a row", scale=scale).axis(
@@ -385,7 +252,7 @@ def of_norms(rows: Sequence[Mapping[str, Any]]) -> Chart:
             alt.Tooltip("high:Q", format=".4g", title="5 % above"),
         ],
     )
-    return _spec(band + line, height=240)
+    return spec(band + line, height=240)
 
 
 def _joined(
@@ -400,43 +267,22 @@ def _joined(
     return {name: each for name, each in joined.items() if each}
 
 
-def _with_events(chart: alt.Chart, times: Mapping[str, Any]) -> alt.LayerChart | alt.Chart:
-    events = [{"at": _ms(event["at"]), "what": event["what"]} for event in times["events"]]
-    if not events:
-        return chart
-    base = alt.Chart(alt.Data(values=events[:_MOST_TICKS])).encode(x="at:T")
-    rule = base.mark_rule(strokeDash=[3, 3]).encode(
-        tooltip=["what:N", alt.Tooltip("at:T", format="%H:%M:%S")]
-    )
-    text = base.mark_text(align="left", dx=4, dy=4, baseline="top").encode(
-        y=alt.value(0), text="what:N"
-    )
-    return chart + rule + text
+def coloured(names: Sequence[str], field: str = "source") -> alt.Color:
+    """Return a colour for each name, with a legend if there are several.
 
-
-def _time(field: str, times: Mapping[str, Any]) -> alt.X:
-    """Return the axis of time that all charts of a run share."""
-    first = min(job["start"] for job in times["jobs"])
-    last = max(job["end"] for job in times["jobs"])
-    domain = [_ms(first), _ms(max(last, first + 1))]
-    return alt.X(field, title=None, scale=alt.Scale(domain=domain, nice=False)).axis(
-        grid=False, tickCount=6, labelFlush=True
-    )
-
-
-def _ms(seconds: float) -> int:
-    return round(seconds * 1000)
-
-
-def _by_source(names: Sequence[str], field: str = "source") -> alt.Color:
-    legend = None if len(names) < 2 else _LEGEND
+    Args:
+        names: in their order.
+        field: of the data that has the names.
+    """
+    legend = None if len(names) < 2 else LEGEND
     return alt.Color(f"{field}:N", sort=list(names), legend=legend)
 
 
 def _by_kind(kinds: Sequence[str]) -> alt.Color:
     scale = alt.Scale(domain=list(kinds), range=["@supervised", "@quiet"])
-    return alt.Color("kind:N", scale=scale, legend=_LEGEND)
+    return alt.Color("kind:N", scale=scale, legend=LEGEND)
 
 
-def _spec(chart: Any, height: Any = 180) -> Chart:
+def spec(chart: Any, height: Any = 180) -> Chart:
+    """Return a chart as wide as its place on the page, as a specification."""
     return chart.properties(width="container", height=height).to_dict()

@@ -19,7 +19,7 @@ from markupsafe import Markup
 from draftstates.paths import Capture
 from draftstates.plan.words import of_bytes, of_count, of_seconds, of_share
 from draftstates.records import Plan
-from draftstates.report import charts
+from draftstates.report import charts, time_charts
 from draftstates.report.facts import (
     checks_of,
     lost_of,
@@ -117,11 +117,11 @@ def _charts(numbers: Numbers) -> dict[str, charts.Chart]:
     }
     if numbers.capture:
         makers |= {
-            "rates": lambda: charts.of_rates(times),
-            "queue": lambda: charts.of_queue(times),
-            "jobs": lambda: charts.of_jobs(times),
-            "disk": lambda: charts.of_disk(times),
-            "stages": lambda: charts.of_stages(times),
+            "rates": lambda: time_charts.of_rates(times),
+            "queue": lambda: time_charts.of_queue(times),
+            "jobs": lambda: time_charts.of_jobs(times),
+            "disk": lambda: time_charts.of_disk(times),
+            "stages": lambda: time_charts.of_stages(times),
             "margins": lambda: charts.of_margins(margins_of(numbers.plan, numbers.trust)),
             "parity": lambda: charts.of_parity(numbers.trust["parity"].get("layers", [])),
             "norms": lambda: charts.of_norms(numbers.trust["norms"].get("by_position", [])),
