@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from captured import END_TOKEN, VOCABULARY, capture, tiny_model, verify, write
 
+from draftstates.documents import sealed
 from draftstates.paths import Results
 from draftstates.records import Accounting, Plan
 from draftstates.shards.manifest import write_manifest
@@ -84,7 +85,9 @@ def make_results(folder: Path, *, shards: int = 2, source: str = "demo") -> Plan
         for reason in SKIPPED
     ]
     results.accounting(source).write_text(
-        json.dumps({**counts, "failed": {}, "lost_turns": {HOSTILE[0]: 2}, "examples": examples})
+        json.dumps(
+            sealed({**counts, "failed": {}, "lost_turns": {HOSTILE[0]: 2}, "examples": examples})
+        )
     )
     place = results.capture(plan.capture_folder)
     _benchmark(results, place.name, "server", "", now - 100, 40)
