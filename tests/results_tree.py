@@ -10,11 +10,10 @@ import numpy as np
 import pandas as pd
 from captured import END_TOKEN, VOCABULARY, capture, tiny_model, verify, write
 
-from draftstates.documents import sealed
 from draftstates.paths import Results
 from draftstates.records import Accounting, Plan
 from draftstates.shards.manifest import write_manifest
-from draftstates.tokens.files import SampleWriter
+from draftstates.tokens.files import SampleWriter, publish_accounting
 from draftstates.tokens.turns import Sample
 
 # what a text may do to a page that does not escape it
@@ -84,11 +83,8 @@ def make_results(folder: Path, *, shards: int = 2, source: str = "demo") -> Plan
         {"row": 7, "where": f"{HOSTILE[1]}, line 8", "reason": reason, "detail": HOSTILE[0]}
         for reason in SKIPPED
     ]
-    results.accounting(source).write_text(
-        json.dumps(
-            sealed({**counts, "failed": {}, "lost_turns": {HOSTILE[0]: 2}, "examples": examples})
-        )
-    )
+    said = {**counts, "failed": {}, "lost_turns": {HOSTILE[0]: 2}, "examples": examples}
+    publish_accounting(said, results.accounting(source), tokens=results.tokens(source))
     place = results.capture(plan.capture_folder)
     _benchmark(results, place.name, "server", "", now - 100, 40)
     attestation = {
