@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from captured import END_TOKEN, VOCABULARY, capture, tiny_model, verify, write
+from captured import END_TOKEN, VOCABULARY, capture, parity_of, tiny_model, verify, write
 
 from draftstates.paths import Results
 from draftstates.records import Accounting, Plan
@@ -74,7 +74,7 @@ def make_results(folder: Path, *, shards: int = 2, source: str = "demo") -> Plan
             begin += len(names)
             _benchmark(results, place.name, "extract", captured.shard_id, now - 60 + 20 * seed, 18)
             _benchmark(results, place.name, "verify", captured.shard_id, now - 40 + 20 * seed, 2)
-        writer.finish()
+        writer.finish("a test")
     plan = _joined(plans, source)
     plan.publish(results.plan)
     account = plan.accounting.sources[source]
@@ -101,6 +101,7 @@ def make_results(folder: Path, *, shards: int = 2, source: str = "demo") -> Plan
             for at in range(0, 40, 4)
         )
     )
+    parity_of(plan.capture).publish(place.parity)
     write_manifest(
         plan,
         tokens=results.shard_tokens_folder,

@@ -82,15 +82,17 @@ def test_a_changed_result_of_verification_counts_as_missing(plan: Plan, tmp_path
 def test_parity_is_that_of_the_manifest_or_of_the_server(plan: Plan, tmp_path: Path) -> None:
     results = Results(tmp_path)
     capture = results.capture(plan.capture_folder)
+    found = trust(results, plan)
+    assert found["parity"]["layers"][0]["median"] == 1e-3
+    (row,) = [row for row in checks_of(plan, found) if row["name"] == "Parity"]
+    assert row["value"] == "all 8 layers"
+    manifest = json.loads(capture.manifest.read_text())
+    capture.manifest.chmod(0o644)
+    capture.manifest.write_text(json.dumps({**manifest, "parity": None}))
     assert trust(results, plan)["parity"] == {}
     attestation = json.loads(capture.server.read_text())
     capture.server.write_text(json.dumps({**attestation, "parity": {"result": "first 2 layers"}}))
-    found = trust(results, plan)
-    (row,) = [row for row in checks_of(plan, found) if row["name"] == "Parity"]
-    assert row["value"] == "first 2 layers"
-    manifest = json.loads(capture.manifest.read_text())
-    capture.manifest.write_text(json.dumps({**manifest, "parity": {"result": "all 8 layers"}}))
-    assert trust(results, plan)["parity"]["result"] == "all 8 layers"
+    assert trust(results, plan)["parity"]["result"] == "first 2 layers"
 
 
 def test_versions_flags_and_images_have_their_meaning(plan: Plan, tmp_path: Path) -> None:
