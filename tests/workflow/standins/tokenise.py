@@ -6,6 +6,7 @@ import argparse
 import re
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from draftstates.tokens.turns import Sample
 
 
 class Words(Pipeline):
-    template = None
+    template = SimpleNamespace(name="words", why="")
 
     def process_row(self, row: Row) -> RowResult:
         ids, mask = [], []
