@@ -99,7 +99,7 @@ class Run:
         command = [
             sys.executable,
             "-m",
-            "draftstates.cli",
+            "draftstates.commands.cli",
             "serve",
             "--config",
             str(resolved),

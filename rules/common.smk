@@ -112,7 +112,7 @@ def wants_all_output():
 def end_run():
     """Print the accounting, and the path of each report that this run has made."""
     if RESULTS.plan.exists():
-        shell("python -m draftstates.cli accounting --results {RESULTS.root:q}")
+        shell("python -m draftstates.commands.cli accounting --results {RESULTS.root:q}")
     for page in (RESULTS.tokens_page, RESULTS.report_page):
         if page.exists() and page.stat().st_mtime_ns > STARTED:
             logger.info(f"report: {page}")

@@ -2,7 +2,7 @@
 
 import sys
 
-from draftstates.cli import main
+from draftstates.commands.cli import main
 
 if __name__ == "__main__":
     main(["export", *sys.argv[1:]])

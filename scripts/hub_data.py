@@ -17,4 +17,5 @@ def main() -> None:
     write_record(load(arguments.config).data.source(arguments.source).hub, arguments.output)
 
 
-run_command(main)
+if __name__ == "__main__":
+    run_command(main)

@@ -12,7 +12,7 @@ from draftstates.errors import run_command
 from draftstates.exports.possible import check_exports
 from draftstates.model.context import server_context
 from draftstates.model.digest import configured_capture
-from draftstates.model.folder import ModelFolder
+from draftstates.model.folder import ModelFolder, check_model
 from draftstates.model.head import read_head
 from draftstates.plan.plan import PlanOptions, make_plan
 from draftstates.plan.room import forecast
@@ -39,7 +39,9 @@ def main() -> None:
 
     settings = config.load(arguments.config)
     model = ModelFolder(arguments.model)
-    # A model whose states cannot be verified is refused before a GPU is taken.
+    # A model whose states cannot be captured or verified is refused before a GPU is taken. The
+    # workflow checks it first, unless a rule makes the model.
+    check_model(settings)
     read_head(model, final_norm=settings.capture.final_norm)
     spec = configured_capture(settings, model)
     check_exports(settings, spec=spec)

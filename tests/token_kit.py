@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from draftstates import cli
+from draftstates.commands import cli
 from draftstates.tokens import encoder as tokenizer_module
 from draftstates.tokens import template as template_module
 from draftstates.tokens.conversations import Conversation

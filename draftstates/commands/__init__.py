@@ -1,1 +1,1 @@
-"""Commands that people run by hand, one module per command; `draftstates.cli` has their list."""
+"""Commands that people run by hand, one module per command; `cli` has their list."""

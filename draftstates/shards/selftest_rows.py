@@ -7,12 +7,14 @@ and of what the final norm gives, by the names "r_k" and "post_norm".
 import dataclasses
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from draftstates.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 _FORMAT = "draftstates.selftest_rows.v1"
 _METADATA = "draftstates"
@@ -28,9 +30,9 @@ class Prompt:
         states: by name, [m, H] each.
     """
 
-    input_ids: torch.Tensor
-    positions: torch.Tensor
-    states: dict[str, torch.Tensor]
+    input_ids: "torch.Tensor"
+    positions: "torch.Tensor"
+    states: "dict[str, torch.Tensor]"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,8 @@ class SelftestRows:
 
     def save(self, path: Path) -> None:
         """Write the file, in place."""
+        from safetensors.torch import save_file
+
         tensors = {}
         for number, prompt in enumerate(self.prompts):
             parts = {"input_ids": prompt.input_ids, "positions": prompt.positions}
@@ -64,7 +68,7 @@ class SelftestRows:
             UserError: it is missing, cut short, or of another format.
         """
         head = _head(path)
-        parts: dict[int, dict[str, torch.Tensor]] = {}
+        parts: dict[int, dict[str, Any]] = {}
         with safe_open(path, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (a safetensors file, not a mapping)
                 number, _, part = name.partition(".")
@@ -98,7 +102,8 @@ def _head(path: Path) -> dict[str, str]:
         " snakemake --cores all"
     )
     try:
-        with safe_open(path, framework="pt") as tensors:
+        # The header alone is read: a job that extracts loads no torch.
+        with safe_open(path, framework="numpy") as tensors:
             head = json.loads((tensors.metadata() or {}).get(_METADATA, "{}"))
     except (OSError, SafetensorError, ValueError) as error:
         raise UserError(

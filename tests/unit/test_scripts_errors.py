@@ -12,7 +12,7 @@ from captured import capture, tiny_model, write
 from synthetic import small
 from token_kit import REPOSITORY, chat, run_cli, run_script, run_source, tokenizer_folder
 
-from draftstates import cli
+from draftstates.commands import cli
 from draftstates.errors import run_command
 
 FAULTS = {
@@ -40,6 +40,7 @@ COMMANDS = {
     "accounting": "--results {results}",
     "compact": "--manifest {manifest} --output {out} --fp8 all --keep-top-token {model}",
     "export": "--manifest {manifest} --trainer speculators --output {out} --model {model}",
+    "hub_data": "--source test --config {config} --output {out}/hub.json",
     "extract": (
         "--config {config} --plan {plan} --shard-id {shard_id} --tokens {shard_tokens} --output"
         " {out}/{folder_name}/shards/shard"

@@ -128,7 +128,7 @@ def test_changed_rows_capture_their_own_shards_and_undoing_it_all_is_free(real: 
     prune = [
         sys.executable,
         "-m",
-        "draftstates.cli",
+        "draftstates.commands.cli",
         "prune",
         "--results",
         str(real.results),

@@ -12,6 +12,8 @@ of the ordinary model, bit by bit.
 import collections
 import contextlib
 import dataclasses
+import functools
+import inspect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -202,12 +204,15 @@ class StreamedModel:
         Raises:
             UserError: tensors are missing, unknown to transformers, or of another shape.
         """
-        from transformers.core_model_loading import convert_and_load_state_dict_in_model
+        from transformers.core_model_loading import convert_and_load_state_dict_in_model as convert
 
+        if "tp_plan" in inspect.signature(convert).parameters:
+            # Required before transformers 5.13, without a default.
+            convert = functools.partial(convert, tp_plan=None)
         with contextlib.ExitStack() as opened:
             slices = self._open(unit, opened)
             plain = self._scheme.plain(slices)
-            info, _ = convert_and_load_state_dict_in_model(self._model, plain, self._loading)
+            info, _ = convert(self._model, plain, self._loading)
         missing = sorted(
             name
             for name in info.missing_keys

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from synthetic import Synthetic, capture_spec, norm_model, sample, small, write_manifest
 
-from draftstates import cli
+from draftstates.commands import cli
 from draftstates.errors import UserError
 from draftstates.exports.common import Options, check_equal
 from draftstates.exports.export import EXPORTED, export_manifest

@@ -409,16 +409,14 @@ def test_a_full_disk_is_refused_before_a_server_starts(
         )
 
 
-def test_a_model_whose_states_could_not_be_verified_is_refused_before_any_capture(
+def test_a_model_whose_states_cannot_be_captured_is_refused_before_any_capture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_model(tmp_path / "model") / "config.json"
-    config.write_text(
-        json.dumps({**json.loads(config.read_text()), "final_logit_softcapping": 30.0})
-    )
+    config.write_text(json.dumps({**json.loads(config.read_text()), "is_encoder_decoder": True}))
     with pytest.raises(SystemExit) as end:
         _command(tmp_path, monkeypatch)
-    assert "final_logit_softcapping: 30.0" in str(end.value.code)
+    assert "it has an encoder and a decoder" in str(end.value.code)
     assert not (tmp_path / "results" / "plan.json").exists()
 
 

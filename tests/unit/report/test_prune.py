@@ -50,7 +50,7 @@ def files(results: Path) -> set[str]:
 
 def prune(results: Path, *flags: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "draftstates.cli", "prune", "--results", results, *flags],
+        [sys.executable, "-m", "draftstates.commands.cli", "prune", "--results", results, *flags],
         capture_output=True,
         text=True,
     )

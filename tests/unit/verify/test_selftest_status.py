@@ -38,7 +38,7 @@ def test_only_a_server_that_still_answers_is_refused_for_good(
     paths = {"address": address, "plan": plan, "model": tmp_path, "root": tmp_path}
     paths["output"] = tmp_path / "attestation.json"
     words = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
-    monkeypatch.setattr("sys.argv", ["selftest", *words])
+    monkeypatch.setattr("sys.argv", ["selftest", *words, "--parity-tokens", "64"])
     with pytest.raises(SystemExit) as ended:
         run_command(selftest.main)
     said = f"error: {error}"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from draftstates import cli
+from draftstates.commands import cli
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 def test_the_help_lists_every_command_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,9 +24,9 @@ def test_the_help_lists_every_command_with_a_line(capsys: pytest.CaptureFixture[
 
 def test_every_command_has_a_module_and_every_module_is_a_command() -> None:
     modules = {path.stem for path in (REPOSITORY / "draftstates" / "commands").glob("*.py")}
-    assert modules - {"__init__"} == set(cli.COMMANDS)
+    assert modules - {"__init__", "cli"} == set(cli.COMMANDS)
     script = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["scripts"]
-    assert script == {"draftstates": "draftstates.cli:main"}
+    assert script == {"draftstates": "draftstates.commands.cli:main"}
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
@@ -59,7 +59,7 @@ def test_an_unknown_command_is_named(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_the_help_imports_no_command() -> None:
     code = (
-        "import sys; from draftstates import cli\n"
+        "import sys; from draftstates.commands import cli\n"
         "try:\n    cli.main(['--help'])\nexcept SystemExit:\n"
         "    heavy = ('draftstates.commands', 'torch')\n"
         "    sys.exit(any(name.startswith(heavy) for name in sys.modules))"
