@@ -62,10 +62,18 @@ def test_more_than_roundings_is_named_with_distance_limit_and_neighbours(
     compute: str, stored: str, distance: float
 ) -> None:
     (message,) = faults(moved(distance), compute=compute, stored=stored)
-    limit = Limit.of(compute=compute, stored=stored).median
+    limit = Limit.of(compute=compute, stored=stored).at(3)
     assert message.startswith(f"r_3: the median row differs by {distance:.2g} from the checkpoint")
     assert f"expected at most {limit:.2g} (neighbouring layers: r_2 0." in message
     assert "r_4 0." in message
+
+
+def test_roundings_of_later_layers_add_up_in_half_precision_alone() -> None:
+    """As measured on a GPU: 0.0145 after 4 layers and 0.0195 after 8, with random weights."""
+    half = Limit.of(compute="bfloat16", stored="bfloat16")
+    assert half.at(1) == half.at(4) == 2**-5
+    assert half.at(36) == pytest.approx(3 * 2**-5)
+    assert Limit.of(compute="float32", stored="float32").at(36) == 1e-4
 
 
 def swapped(states: dict) -> dict:
