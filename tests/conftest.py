@@ -73,6 +73,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Groups(config, log)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name a failure when it happens: the summary comes half an hour later."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        last = report.longreprtext.strip().splitlines()[-1:]
+        print(f"\n{report.nodeid} failed in its {report.when}: {''.join(last)}", flush=True)
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print the seconds that each folder's tests took: the table of README.md has them."""
     seconds: collections.Counter[str] = collections.Counter()

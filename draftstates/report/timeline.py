@@ -121,6 +121,9 @@ def _rates(
     batches: list[dict[str, Any]] = []
     for log in sorted(results.server_state.rglob("server*.log")):
         found = [batch for batch in _prefills(log) if batch[0] >= begin - 1]
+        # A log of Slurm has none.
+        if not found:
+            continue
         ends = [at for at, *_ in found[1:]] + [float("inf")]
         batches += [
             {

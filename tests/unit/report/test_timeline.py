@@ -36,6 +36,8 @@ def test_jobs_and_stages_are_those_of_the_benchmark_files(plan: Plan, tmp_path: 
 
 
 def test_rates_hold_the_tokens_of_the_servers_log(plan: Plan, tmp_path: Path) -> None:
+    """A job's log of Slurm, beside it, names no batch."""
+    (Results(tmp_path).server_state / "server.slurm.log").write_text("server at http://node:1\n")
     found = timeline(Results(tmp_path), plan)
     assert {row["server"] for row in found["rates"]} == {"server"}
     tokens = sum(row["tokens_per_second"] * (row["end"] - row["start"]) for row in found["rates"])
