@@ -37,10 +37,11 @@ from memory_watch import MemoryWatch
 from server_harness import CPU_FLAGS, Running
 
 from draftstates.extract.client import CaptureFailed, Client, Work
-from draftstates.extract.extract import ExtractOptions, lay_out
+from draftstates.extract.extract import ExtractOptions, make_work
 from draftstates.model.folder import ModelFolder
 from draftstates.paths import BUILDING
 from draftstates.plan.shard_tokens import ShardTokens
+from draftstates.shards import layout
 
 _SHARD_BYTES = 8e9
 
@@ -115,7 +116,7 @@ async def send(client: Client, work: list[Work]) -> float:
     """Send all work, and return the seconds until the last answer."""
     start = time.perf_counter()
     async with client:
-        _, reasons = await client.capture_all(work, retries=0)
+        _, reasons = await client.capture(work, retries=0)
     if reasons:
         raise SystemExit(f"{len(reasons)} requests failed: {next(iter(reasons.values()))}")
     return time.perf_counter() - start
@@ -212,7 +213,8 @@ def lay_out_shards(
             folder / f"{number}.safetensors",
             folder / f"{number}.recaptures.safetensors",
         )
-        here, chosen = lay_out(
+        layout.create(shard, spec=server.spec, **vars(tokens))
+        here, chosen = make_work(
             tokens, spec=server.spec, options=ExtractOptions(), shard=shard, recaptures=recaptures
         )
         work += here
@@ -225,7 +227,7 @@ async def fill(
 ) -> tuple[float, float]:
     """Capture all work; return the times of the last receipt and of the last file's sync."""
     async with Client(server.endpoint, tokens_in_flight=limit) as client:
-        _, reasons = await client.capture_all(work, retries=0)
+        _, reasons = await client.capture(work, retries=0)
         if reasons:
             raise SystemExit(
                 f"{len(reasons)} samples were not captured: {next(iter(reasons.values()))}"

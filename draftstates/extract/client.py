@@ -129,7 +129,7 @@ class Client:
     async def __aexit__(self, *exc: object) -> None:
         await self._session.close()
 
-    async def capture_all(
+    async def capture(
         self,
         work: Sequence[Work],
         *,
@@ -150,7 +150,7 @@ class Client:
 
         async def attempt(position: int, number: int) -> None:
             try:
-                done[position] = await self._capture(work[position], number)
+                done[position] = await self._send(work[position], number)
                 reasons.pop(position, None)
                 progress(len(work[position].input_ids))
             except CaptureFailed as failure:
@@ -158,10 +158,6 @@ class Client:
                 if isinstance(failure, NoReceipt):
                     self.waited_in_vain = True
                     in_vain.set()
-
-        async def first_attempt(position: int) -> None:
-            try:
-                await attempt(position, 1)
             finally:
                 await self._leave(len(work[position].input_ids))
 
@@ -174,10 +170,11 @@ class Client:
                     )
                     await self._leave(len(work[position].input_ids))
                 else:
-                    tasks.create_task(first_attempt(position))
+                    tasks.create_task(attempt(position, 1))
         for number in range(2, retries + 2):
             for position in sorted(reasons):
                 in_vain.clear()
+                await self._enter(len(work[position].input_ids))
                 await attempt(position, number)
                 # Each of the other samples would wait as long.
                 if in_vain.is_set():
@@ -198,7 +195,7 @@ class Client:
             self._in_flight -= tokens
             self._room.notify_all()
 
-    async def _capture(self, work: Work, number: int) -> Captured:
+    async def _send(self, work: Work, number: int) -> Captured:
         """Send one sample, and wait for its receipt."""
         rows = len(work.input_ids)
         destination = protocol.Destination(
@@ -216,7 +213,7 @@ class Client:
             raise CaptureFailed(f"{rows} tokens sent, the server counted {prompt_tokens}")
         top = _top_tokens(meta)
         receipt = await self._receipt(work.shard, destination)
-        _check_receipt(receipt, destination, cached_tokens=cached_tokens)
+        _check_counts(receipt, destination, cached_tokens=cached_tokens)
         return Captured(
             work=work,
             receipt=receipt,
@@ -375,7 +372,7 @@ def _answer(meta: dict) -> dict:
     return answer
 
 
-def _check_receipt(
+def _check_counts(
     receipt: protocol.Receipt, destination: protocol.Destination, *, cached_tokens: int
 ) -> None:
     """Compare a receipt with promise 2.

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -68,14 +69,14 @@ def extract_shard(
     capture_folder = Capture.of_shard(output)
     with building_folder(capture_folder.building, tokens.shard_id) as folder:
         shard, recaptures = folder / "shard.safetensors", folder / "recaptures.safetensors"
-        lay_out_shard(tokens, spec=spec, shard=shard)
+        layout.create(shard, spec=spec, **vars(tokens))
         start = time.monotonic()
         copied = (
             copy_captured(shard, capture_folder=capture_folder.folder, planned=planned)
             if options.reuse
             else Copied()
         )
-        work, chosen = lay_out_work(
+        work, chosen = make_work(
             tokens,
             spec=spec,
             options=options,
@@ -83,8 +84,18 @@ def extract_shard(
             recaptures=recaptures,
             copied=copied.receipts,
         )
-        captured = _capture_others(
-            work, copied.receipts, endpoint=endpoint, options=options, shard_id=tokens.shard_id
+        # The server counts the copied rows too, so that it knows when the file is full.
+        protocol.receipts_path(shard).write_bytes(protocol.copied_line(copied.rows))
+        left = [item for position, item in enumerate(work) if position not in copied.receipts]
+        total = sum(len(item.input_ids) for item in left)
+        captured = capture(
+            left,
+            endpoint=endpoint,
+            options=options,
+            copied_rows={shard: copied.rows},
+            progress=Progress(
+                folder, shard_id=tokens.shard_id, total=total, server=endpoint.url
+            ).add,
         )
         seconds = time.monotonic() - start
         receipts = folder / "receipts.json"
@@ -116,70 +127,7 @@ def extract_shard(
     }
 
 
-def _capture_others(
-    work: list[Work],
-    copied: Mapping[int, ReceiptEntry],
-    *,
-    endpoint: Endpoint,
-    options: ExtractOptions,
-    shard_id: str,
-) -> list[Captured]:
-    """Capture the work that was not copied.
-
-    A first line in the receipts file tells the server how many rows were copied, so that it knows
-    when a file is full.
-    """
-    shard, left = (
-        work[0].shard,
-        [item for position, item in enumerate(work) if position not in copied],
-    )
-    copied_line = protocol.copied_line(sum(receipt.rows for receipt in copied.values()))
-    protocol.receipts_path(shard).write_bytes(copied_line)
-    # A completely copied shard is not among them: the server never opens it.
-    files = {item.shard for item in left}
-    rows = {file: sum(len(item.input_ids) for item in work if item.shard == file) for file in files}
-    total = sum(len(item.input_ids) for item in left)
-    progress = Progress(shard.parent, shard_id=shard_id, total=total, server=endpoint.url)
-    return asyncio.run(
-        capture(left, endpoint=endpoint, options=options, rows=rows, progress=progress.add)
-    )
-
-
-def lay_out(
-    tokens: ShardTokens,
-    *,
-    spec: CaptureSpec,
-    options: ExtractOptions,
-    shard: Path,
-    recaptures: Path,
-    kind: str = protocol.PLAIN,
-) -> tuple[list[Work], list[tuple[int, int]]]:
-    """Lay out the shard and its recaptures file, and return the work that fills them.
-
-    Returns:
-        every sample (requests of `kind`), then every prefix recapture; and the position and rows
-        of each recapture.
-    """
-    lay_out_shard(tokens, spec=spec, shard=shard)
-    return lay_out_work(
-        tokens, spec=spec, options=options, shard=shard, recaptures=recaptures, kind=kind
-    )
-
-
-def lay_out_shard(tokens: ShardTokens, *, spec: CaptureSpec, shard: Path) -> None:
-    """Lay out the shard with its tokens; the states are still to be captured."""
-    layout.create(
-        shard,
-        spec=spec,
-        shard_id=tokens.shard_id,
-        sample_ids=tokens.sample_ids,
-        lengths=tokens.lengths,
-        input_ids=tokens.input_ids,
-        loss_mask=tokens.loss_mask,
-    )
-
-
-def lay_out_work(
+def make_work(
     tokens: ShardTokens,
     *,
     spec: CaptureSpec,
@@ -189,10 +137,14 @@ def lay_out_work(
     kind: str = protocol.PLAIN,
     copied: Collection[int] = (),
 ) -> tuple[list[Work], list[tuple[int, int]]]:
-    """Lay out the recaptures file of a laid-out shard, and return the work as `lay_out` does.
+    """Lay out the recaptures file of a laid-out shard; return the work that fills both files.
 
     Args:
+        kind: kind of the samples' requests.
         copied: positions of the samples whose rows the shard already holds.
+
+    Returns:
+        every sample, then every prefix recapture; and the position and rows of each recapture.
     """
     starts = np.concatenate([[0], np.cumsum(tokens.lengths)]).tolist()
     work = [
@@ -234,34 +186,42 @@ def lay_out_work(
     return work, chosen
 
 
-async def capture(
+def capture(
     work: list[Work],
     *,
     endpoint: Endpoint,
     options: ExtractOptions,
-    rows: dict[Path, int],
+    copied_rows: Mapping[Path, int] = MappingProxyType({}),
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> list[Captured]:
     """Send all requests and wait until the server has synced every file.
 
     Args:
-        rows: rows of each file.
+        copied_rows: rows of each file that are not captured, since they were copied into it.
         progress: called with the tokens of each finished sample.
 
     Raises:
         UserError: names each sample that could not be captured, and why; `WaitedInVain` if the
             server answered and a receipt did not come.
     """
-    async with Client(endpoint, tokens_in_flight=options.tokens_in_flight) as client:
-        captured, reasons = await client.capture_all(
-            work, retries=options.retries, progress=progress
-        )
-        if reasons:
-            error = WaitedInVain if client.waited_in_vain else UserError
-            raise error(_failure(work, reasons, options.retries))
-        for path, count in rows.items():
-            await client.synced(path, rows=count)
-    return captured
+    rows: Counter[Path] = Counter()
+    for item in work:
+        rows[item.shard] += len(item.input_ids)
+
+    async def send() -> list[Captured]:
+        async with Client(endpoint, tokens_in_flight=options.tokens_in_flight) as client:
+            captured, reasons = await client.capture(
+                work, retries=options.retries, progress=progress
+            )
+            if reasons:
+                error = WaitedInVain if client.waited_in_vain else UserError
+                raise error(_failure(work, reasons, options.retries))
+            # A completely copied file is not among them: the server never opens it.
+            for path, count in rows.items():
+                await client.synced(path, rows=count + copied_rows.get(path, 0))
+        return captured
+
+    return asyncio.run(send())
 
 
 def _failure(work: list[Work], reasons: dict[int, str], retries: int) -> str:
@@ -298,14 +258,14 @@ def make_receipts(
     Args:
         engines: versions of the engines that captured the rows.
         images: images of the server and of the extraction.
-        captured: captured samples and prefix recaptures in the order of `lay_out`'s work.
+        captured: captured samples and prefix recaptures in the order of `make_work`.
         chosen: position and rows of each prefix recapture.
         copied: receipts of the copied samples by position; they are not in `captured`.
         selftests: ids of the self-test rows that the capturing servers agreed with.
     """
     done = iter(captured)
     samples = [
-        copied[position] if position in copied else _sample_entry(next(done))
+        copied[position] if position in copied else _entry(next(done), sample=True)
         for position in range(len(tokens.sample_ids))
     ]
     recaptures = [
@@ -322,13 +282,15 @@ def make_receipts(
     )
 
 
-def _sample_entry(item: Captured) -> ReceiptEntry:
-    return _entry(item, prompt_tokens=item.prompt_tokens, top=item.top, attempts=item.attempts)
+def _entry(item: Captured, *, sample: bool = False, position: int | None = None) -> ReceiptEntry:
+    """Return the receipt of a sample, or of a prefix recapture, as the shard's receipts hold it.
 
-
-def _entry(item: Captured, **more: object) -> ReceiptEntry:
-    """Return a captured sample's receipt as the shard's receipts hold it."""
+    Args:
+        sample: whether it is that of a sample.
+        position: position of the recaptured sample in the shard; of a prefix recapture only.
+    """
     receipt = item.receipt
+    own = {"prompt_tokens": item.prompt_tokens, "top": item.top, "attempts": item.attempts}
     return ReceiptEntry(
         sample_id=item.work.sample_id,
         first_row=item.work.first_row,
@@ -337,5 +299,6 @@ def _entry(item: Captured, **more: object) -> ReceiptEntry:
         cached_tokens=receipt.cached_tokens,
         ids_hash=receipt.ids_hash,
         checksum=receipt.checksum,
-        **more,
+        position=position,
+        **(own if sample else {}),
     )

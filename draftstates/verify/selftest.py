@@ -5,7 +5,6 @@ self-test as `python -m draftstates.verify.selftest`. Its result is the attestat
 """
 
 import argparse
-import asyncio
 import contextlib
 import dataclasses
 import socket
@@ -20,7 +19,7 @@ from draftstates import ids
 from draftstates.errors import LastingError, UserError, run_command
 from draftstates.extract import protocol
 from draftstates.extract.client import Endpoint, WaitedInVain
-from draftstates.extract.extract import ExtractOptions, capture, lay_out, make_receipts
+from draftstates.extract.extract import ExtractOptions, capture, make_receipts, make_work
 from draftstates.extract.staging import building_folder, remove_empty
 from draftstates.files import publish_json
 from draftstates.model.digest import check_content
@@ -31,6 +30,7 @@ from draftstates.plan.shard_tokens import ShardTokens
 from draftstates.records import Plan, PlannedChecks, PlannedShard
 from draftstates.server.address import health, read_address
 from draftstates.server.engine import server_info
+from draftstates.shards import layout
 from draftstates.shards.layout import Shard
 from draftstates.spec import CaptureSpec
 from draftstates.verify import opinions
@@ -198,7 +198,8 @@ def _pass(
         folder / "recaptures.safetensors",
         folder / "receipts.json",
     )
-    work, chosen = lay_out(
+    layout.create(shard, spec=spec, **vars(tokens))
+    work, chosen = make_work(
         tokens,
         spec=spec,
         options=_OPTIONS,
@@ -206,8 +207,7 @@ def _pass(
         recaptures=recaptures,
         kind=protocol.SELF_TEST,
     )
-    rows = {shard: len(tokens.input_ids), recaptures: sum(count for _, count in chosen)}
-    captured = asyncio.run(capture(work, endpoint=endpoint, options=_OPTIONS, rows=rows))
+    captured = capture(work, endpoint=endpoint, options=_OPTIONS)
     make_receipts(
         tokens, spec=spec, engines={engine}, images={}, captured=captured, chosen=chosen
     ).publish(receipts)

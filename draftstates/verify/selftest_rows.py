@@ -5,7 +5,6 @@ must capture the same rows within rounding. So the comparison of the kept rows h
 them, and a shard's receipts name the rows that its server agreed with.
 """
 
-import asyncio
 import dataclasses
 import os
 import uuid
@@ -19,9 +18,10 @@ from draftstates import ids
 from draftstates.capture.every_layer import read_rows
 from draftstates.errors import UserError
 from draftstates.extract.client import Endpoint, Work
-from draftstates.extract.extract import ExtractOptions, capture, lay_out_shard
+from draftstates.extract.extract import ExtractOptions, capture
 from draftstates.extract.protocol import SELF_TEST, kept_positions
 from draftstates.plan.shard_tokens import ShardTokens
+from draftstates.shards import layout
 from draftstates.shards.layout import Shard
 from draftstates.shards.selftest_rows import Prompt, SelftestRows
 from draftstates.spec import CaptureSpec
@@ -123,14 +123,13 @@ def _capture(
         input_ids=input_ids,
         loss_mask=np.ones(len(input_ids), np.uint8),
     )
-    lay_out_shard(tokens, spec=spec, shard=shard)
+    layout.create(shard, spec=spec, **vars(tokens))
     starts = np.cumsum([0, *lengths])[:-1].tolist()
     work = [
         Work(sample_id=name, shard=shard, first_row=start, input_ids=prompt, kind=SELF_TEST)
         for name, start, prompt in zip(names, starts, prompts, strict=True)
     ]
-    options = ExtractOptions(retries=0)
-    asyncio.run(capture(work, endpoint=endpoint, options=options, rows={shard: len(input_ids)}))
+    capture(work, endpoint=endpoint, options=ExtractOptions(retries=0))
     return tuple(
         _kept(shard, number, first_row=start, ids_sent=prompt, spec=spec)
         for number, (start, prompt) in enumerate(zip(starts, prompts, strict=True))

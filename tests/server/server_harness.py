@@ -192,7 +192,7 @@ def capture(
 
     async def go() -> tuple[list[Captured], dict[int, str]]:
         async with Client(endpoint or server.endpoint, tokens_in_flight=tokens_in_flight) as client:
-            captured, refused = await client.capture_all(work, retries=retries)
+            captured, refused = await client.capture(work, retries=retries)
             if not refused:
                 await asyncio.wait_for(client.synced(path, rows=int(starts[-1])), sync_seconds)
             return captured, refused

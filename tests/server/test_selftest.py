@@ -120,7 +120,7 @@ def test_nothing_is_written_outside_the_root(server: Running, tmp_path: Path) ->
 
     async def go() -> dict[int, str]:
         async with Client(server.endpoint, tokens_in_flight=10) as client:
-            return (await client.capture_all([work], retries=0))[1]
+            return (await client.capture([work], retries=0))[1]
 
     assert "lies outside" in asyncio.run(go())[0]
     assert rows_on_disk(Shard(path)) == 0
@@ -236,7 +236,7 @@ def test_the_server_writes_no_published_shard(faulty: Running) -> None:
 
     async def go() -> dict[int, str]:
         async with Client(faulty.endpoint, tokens_in_flight=10) as client:
-            return (await client.capture_all([work], retries=0))[1]
+            return (await client.capture([work], retries=0))[1]
 
     assert "a server writes shards under construction alone" in asyncio.run(go())[0]
     assert published.read_bytes() == before

@@ -307,7 +307,7 @@ def test_tokens_in_flight_are_bounded_and_the_longest_go_first(tmp_path: Path) -
     def action(endpoint: Endpoint) -> tuple:
         async def go() -> tuple:
             async with Client(endpoint, tokens_in_flight=50) as client:
-                return await client.capture_all(work, retries=0)
+                return await client.capture(work, retries=0)
 
         return asyncio.run(go())
 

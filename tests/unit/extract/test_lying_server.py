@@ -105,7 +105,7 @@ async def capture(answer: str | None, line: bytes | None) -> tuple[list[Any], di
         try:
             async with Client(endpoint, tokens_in_flight=10) as asked:
                 work = [Work(sample_id="a", shard=shard, first_row=0, input_ids=IDS)]
-                return await asyncio.wait_for(asked.capture_all(work, retries=0), 20)
+                return await asyncio.wait_for(asked.capture(work, retries=0), 20)
         finally:
             await runner.cleanup()
 
