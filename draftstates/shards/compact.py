@@ -41,7 +41,7 @@ from safetensors import SafetensorError, safe_open
 
 from draftstates.errors import UserError
 from draftstates.files import check_version
-from draftstates.shards.layout import MappedShard, Shard, safetensors_header, sample_checksum
+from draftstates.shards.layout import Shard, safetensors_header, sample_checksum
 from draftstates.spec import torch_dtype
 
 FORMAT = "draftstates.compact"
@@ -349,10 +349,10 @@ class CompactShard:
             return sample_checksum(*map(_bytes, self.stored(index).values()))
 
 
-def open_shard(path: Path, *, compact: bool) -> CompactShard | MappedShard:
+def open_shard(path: Path, *, compact: bool) -> CompactShard | Shard:
     """Open a compact shard, or a shard as captured; both have the same methods to read a sample.
 
     Raises:
         UserError: the file is not a shard of the expected kind, or is cut short.
     """
-    return CompactShard(path) if compact else MappedShard(path)
+    return CompactShard(path) if compact else Shard(path)

@@ -22,11 +22,11 @@ from draftstates.model.final_norm import FinalNorm, FinalSource, find_final
 from draftstates.paths import samples_of
 from draftstates.records import Manifest, ManifestShard, ManifestTotals
 from draftstates.shards.compact import CompactShard, open_shard
-from draftstates.shards.layout import MappedShard
+from draftstates.shards.layout import Shard
 from draftstates.shards.trainers import States, Trainer, trainer
 from draftstates.spec import CaptureSpec
 
-ShardReader = CompactShard | MappedShard
+ShardReader = CompactShard | Shard
 # memory maps that each process keeps; each holds a file descriptor
 _OPEN_SHARDS = 128
 

@@ -288,11 +288,12 @@ def _first_difference(expected: bytes, found: bytes) -> str:
 
 
 class Shard:
-    """A shard opened for reading through a memory map: a page is read when it is first used."""
+    """A shard opened for reading through memory maps: a page is read when it is first used."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
         self.header = read_header(self.path)
+        self.metadata = self.header.metadata
         self._bytes = np.memmap(self.path, dtype=np.uint8, mode="r")
         self.offsets = self._array("offsets", "<i8")
         self.input_ids = self._array("input_ids", "<i4")
@@ -311,7 +312,7 @@ class Shard:
         _, shape, begin, end = self.header.tensors[name]
         return self._bytes[begin:end].view(dtype).reshape(shape)
 
-    def states(self, name: str, first: int, end: int) -> torch.Tensor:
+    def state_rows(self, name: str, first: int, end: int) -> torch.Tensor:
         """Return rows first:end of `hidden_states` [n, K, H] or `final_hidden_state` [n, H].
 
         The result is a read-only view of the file.
@@ -325,6 +326,38 @@ class Shard:
         """Return the first row and the end row of sample `index`."""
         return int(self.offsets[index]), int(self.offsets[index + 1])
 
+    def length(self, index: int) -> int:
+        """Return the number of tokens of sample `index`."""
+        first, end = self.rows(index)
+        return end - first
+
+    def tokens(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return `input_ids` int32 [n] and `loss_mask` uint8 [n] of sample `index`."""
+        first, end = self.rows(index)
+        return self.input_ids[first:end].copy(), self.loss_mask[first:end].copy()
+
+    def states(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the layers [n, K, H] and the final state [n, H] of sample `index`.
+
+        They are private maps: a write to a state changes neither the file nor another state.
+        """
+        first, end = self.rows(index)
+        return self._map("hidden_states", first, end), self._map("final_hidden_state", first, end)
+
+    def _map(self, name: str, first: int, end: int) -> torch.Tensor:
+        """Return rows as a private map of the file."""
+        import torch
+
+        _, shape, begin, _ = self.header.tensors[name]
+        width = self.header.states()[name][1]
+        start, stop = begin + first * width, begin + end * width
+        page = start - start % mmap.ALLOCATIONGRANULARITY
+        with open(self.path, "rb") as file:
+            mapped = mmap.mmap(file.fileno(), stop - page, access=mmap.ACCESS_COPY, offset=page)
+        return torch.frombuffer(
+            mapped, dtype=torch_dtype(self.stored_dtype), offset=start - page
+        ).reshape(end - first, *shape[1:])
+
     def sample(self, index: int) -> dict[str, torch.Tensor]:
         """Return the tensors of sample `index` by name.
 
@@ -334,11 +367,12 @@ class Shard:
         import torch
 
         first, end = self.rows(index)
+        input_ids, loss_mask = self.tokens(index)
         return {
-            "input_ids": torch.from_numpy(self.input_ids[first:end].copy()),
-            "loss_mask": torch.from_numpy(self.loss_mask[first:end].copy()),
-            "hidden_states": self.states("hidden_states", first, end),
-            "final_hidden_state": self.states("final_hidden_state", first, end),
+            "input_ids": torch.from_numpy(input_ids),
+            "loss_mask": torch.from_numpy(loss_mask),
+            "hidden_states": self.state_rows("hidden_states", first, end),
+            "final_hidden_state": self.state_rows("final_hidden_state", first, end),
         }
 
     def content_id(self, index: int) -> str:
@@ -361,51 +395,6 @@ class Shard:
         """
         begin, width = self.header.states()[name]
         return self._bytes[begin + first * width : begin + end * width]
-
-
-class MappedShard:
-    """A shard as captured, opened for reading.
-
-    States are private maps: a page is read when it is first used, and a write to a state changes
-    neither the file nor another state.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = Path(path)
-        self._shard = Shard(self.path)
-        self.metadata = self._shard.header.metadata
-
-    def length(self, index: int) -> int:
-        """Return the number of tokens of sample `index`."""
-        first, end = self._shard.rows(index)
-        return end - first
-
-    def tokens(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return `input_ids` int32 [n] and `loss_mask` uint8 [n] of sample `index`."""
-        first, end = self._shard.rows(index)
-        return self._shard.input_ids[first:end].copy(), self._shard.loss_mask[first:end].copy()
-
-    def states(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the layers [n, K, H] and the final state [n, H] of sample `index`."""
-        first, end = self._shard.rows(index)
-        return self._map("hidden_states", first, end), self._map("final_hidden_state", first, end)
-
-    def checksum(self, index: int) -> str:
-        return self._shard.checksum(index)
-
-    def _map(self, name: str, first: int, end: int) -> torch.Tensor:
-        """Return rows as a private map of the file."""
-        import torch
-
-        _, shape, begin, _ = self._shard.header.tensors[name]
-        width = self._shard.header.states()[name][1]
-        start, stop = begin + first * width, begin + end * width
-        page = start - start % mmap.ALLOCATIONGRANULARITY
-        with open(self.path, "rb") as file:
-            mapped = mmap.mmap(file.fileno(), stop - page, access=mmap.ACCESS_COPY, offset=page)
-        return torch.frombuffer(
-            mapped, dtype=torch_dtype(self._shard.stored_dtype), offset=start - page
-        ).reshape(end - first, *shape[1:])
 
 
 def _as_tensor(flat: np.ndarray, dtype: torch.dtype) -> torch.Tensor:

@@ -149,7 +149,7 @@ def scan_sample(shard: Shard, index: int) -> Scan:
     digests, faults = [], []
     for tensor in ("hidden_states", "final_hidden_state"):
         digest = xxhash.xxh3_128()
-        states = shard.states(tensor, first, end)
+        states = shard.state_rows(tensor, first, end)
         step = max(1, _BLOCK_BYTES // (states[0].numel() * states.itemsize))
         for start in range(0, len(states), step):
             bits = _bits(states[start : start + step])

@@ -133,7 +133,7 @@ def check_embeddings(
     if table is None or not table.is_floating_point():
         return {"embedding_distance": None}
     position = shard.header.residual_layers.index(0)
-    rows = shard.states("hidden_states", 0, shard.header.rows)[:, position].float()
+    rows = shard.state_rows("hidden_states", 0, shard.header.rows)[:, position].float()
     expected = table[torch.as_tensor(tokens.input_ids).long()].float() * scale
     found = ((rows - expected).norm(dim=-1) / expected.norm(dim=-1)).max().item()
     rounding = Rounding.of(spec)

@@ -137,13 +137,13 @@ def _tensors(
     first, end = shard.rows(index)
     end = min(end, first + stop - start + 1)
     again, rows = (
-        recaptures.states("hidden_states", start, stop),
-        shard.states("hidden_states", first, end),
+        recaptures.state_rows("hidden_states", start, stop),
+        shard.state_rows("hidden_states", first, end),
     )
     for position, layer in enumerate(shard.header.residual_layers):
         yield f"r_{layer}", again[:, position], rows[:, position]
     yield (
         "the final state",
-        recaptures.states("final_hidden_state", start, stop),
-        shard.states("final_hidden_state", first, end),
+        recaptures.state_rows("final_hidden_state", start, stop),
+        shard.state_rows("final_hidden_state", first, end),
     )

@@ -111,7 +111,8 @@ def attest(
         )
         repeat = max(
             row_distances(
-                second.states(name, 0, second.header.rows), first.states(name, 0, first.header.rows)
+                second.state_rows(name, 0, second.header.rows),
+                first.state_rows(name, 0, first.header.rows),
             )
             .max()
             .item()

@@ -30,8 +30,8 @@ def sample_sizes(shard: Shard, index: int) -> tuple[torch.Tensor, torch.Tensor]:
     """
     first, end = shard.rows(index)
     chosen = positions(end - first)
-    hidden = shard.states("hidden_states", first, end)[chosen].float()
-    final = shard.states("final_hidden_state", first, end)[chosen].float()
+    hidden = shard.state_rows("hidden_states", first, end)[chosen].float()
+    final = shard.state_rows("final_hidden_state", first, end)[chosen].float()
     rows = torch.cat([hidden, final[:, None]], dim=1)
     return rows.norm(dim=-1), rows.abs().argmax(dim=-1)
 

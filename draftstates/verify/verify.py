@@ -250,7 +250,7 @@ def _check_alignment(
         return findings, {}
     last = torch.cat(
         [
-            file.states("final_hidden_state", end - 1, end)
+            file.state_rows("final_hidden_state", end - 1, end)
             for end in (file.rows(index)[1] for index in usable)
         ]
     )

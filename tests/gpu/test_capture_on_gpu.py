@@ -130,7 +130,9 @@ def test_a_second_pass_agrees_within_rounding(running: Running, captured: tuple)
     assert not refused_alone
     for other, rows in ((again, shard.header.rows), (alone, alone.header.rows)):
         for name in ("hidden_states", "final_hidden_state"):
-            distance = row_distances(other.states(name, 0, rows), shard.states(name, 0, rows))
+            distance = row_distances(
+                other.state_rows(name, 0, rows), shard.state_rows(name, 0, rows)
+            )
             print(name, "median", distance.median().item(), "worst", distance.max().item())
             assert distance.median() < 2**-6
 

@@ -78,7 +78,9 @@ def test_two_gpus_capture_the_rows_of_one(
         print(attest(running.endpoint, spec=spec, model=folder)["self_test"])
     for name in ("hidden_states", "final_hidden_state"):
         rows = shard.header.rows
-        distances = row_distances(shard.states(name, 0, rows), expected.states(name, 0, rows))
+        distances = row_distances(
+            shard.state_rows(name, 0, rows), expected.state_rows(name, 0, rows)
+        )
         print(
             kind,
             writers,

@@ -234,7 +234,7 @@ def random_ids(count: int, *, seed: int, vocabulary: int) -> np.ndarray:
 
 def rows_on_disk(shard: layout.Shard) -> int:
     """Return the number of rows of a laid-out file that are not all zero: the written ones."""
-    states = shard.states("final_hidden_state", 0, shard.header.rows)
+    states = shard.state_rows("final_hidden_state", 0, shard.header.rows)
     return int((states != 0).any(dim=-1).sum())
 
 

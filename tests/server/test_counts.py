@@ -90,7 +90,7 @@ def test_decode_steps_write_nothing(server: Running) -> None:
     post(server, body)
     shard = Shard(path)
     assert rows_on_disk(shard) == 20
-    assert not shard.states("hidden_states", 20, 50).any()
+    assert not shard.state_rows("hidden_states", 20, 50).any()
 
 
 def test_requests_that_are_not_ours_write_nothing(server: Running) -> None:
@@ -119,5 +119,6 @@ def test_a_fresh_namespace_makes_both_whole_with_the_radix_cache_on(shared_serve
     assert not refused
     assert not refused_again
     assert np.array_equal(
-        first.states("hidden_states", 0, 10).numpy(), second.states("hidden_states", 0, 10).numpy()
+        first.state_rows("hidden_states", 0, 10).numpy(),
+        second.state_rows("hidden_states", 0, 10).numpy(),
     )

@@ -95,7 +95,9 @@ def check_retraction(running: Running) -> None:
     assert [shard.checksum(i) for i in range(4)] == [receipts[len(part)].checksum for part in parts]
     for name in ("hidden_states", "final_hidden_state"):
         assert (
-            row_distances(shard.states(name, 0, first), undisturbed.states(name, 0, first)).max()
+            row_distances(
+                shard.state_rows(name, 0, first), undisturbed.state_rows(name, 0, first)
+            ).max()
             < 1e-4
         )
 
@@ -132,7 +134,10 @@ def test_of_two_tensor_parallel_ranks_one_writes_and_the_rows_are_the_same(
         attest(running.endpoint, spec=spec, model=folder)
     for name in ("hidden_states", "final_hidden_state"):
         rows = shard.header.rows
-        assert row_distances(shard.states(name, 0, rows), alone.states(name, 0, rows)).max() < 1e-4
+        assert (
+            row_distances(shard.state_rows(name, 0, rows), alone.state_rows(name, 0, rows)).max()
+            < 1e-4
+        )
 
 
 def test_two_data_parallel_ranks_fill_one_shard_together(one: tuple, tmp_path: Path) -> None:
@@ -166,7 +171,7 @@ def test_two_data_parallel_ranks_fill_one_shard_together(one: tuple, tmp_path: P
         for start in (0, rows):
             assert (
                 row_distances(
-                    shard.states(name, start, start + rows), alone.states(name, 0, rows)
+                    shard.state_rows(name, start, start + rows), alone.state_rows(name, 0, rows)
                 ).max()
                 < 1e-4
             )

@@ -24,7 +24,7 @@ def test_40_samples_at_once_equal_the_same_one_by_one(server: Running) -> None:
     assert not refused
     assert not refused_alone
     for name in ("hidden_states", "final_hidden_state"):
-        one, other = (shard.states(name, 0, shard.header.rows) for shard in (together, alone))
+        one, other = (shard.state_rows(name, 0, shard.header.rows) for shard in (together, alone))
         assert ((one - other).norm(dim=-1) / other.norm(dim=-1)).max() < BATCHING
 
 
@@ -34,5 +34,6 @@ def test_a_second_pass_equals_the_first(server: Running) -> None:
     second, _, _ = capture(server, samples()[:8], tokens_in_flight=1)
     for name in ("hidden_states", "final_hidden_state"):
         assert torch.equal(
-            first.states(name, 0, first.header.rows), second.states(name, 0, second.header.rows)
+            first.state_rows(name, 0, first.header.rows),
+            second.state_rows(name, 0, second.header.rows),
         )

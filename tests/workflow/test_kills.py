@@ -138,7 +138,10 @@ def check_final_names(workspace: Workspace) -> None:
         )
     for recaptures in folder.glob("*.recaptures.safetensors"):
         assert (
-            (Shard(recaptures).states("final_hidden_state", 0, Shard(recaptures).header.rows) != 0)
+            (
+                Shard(recaptures).state_rows("final_hidden_state", 0, Shard(recaptures).header.rows)
+                != 0
+            )
             .any(dim=-1)
             .all()
         ), recaptures

@@ -78,7 +78,7 @@ def test_all_samples_but_the_new_one_are_copied_with_their_receipts(
         assert receipt.sample_id == after.header.sample_ids[index]
         assert receipt.copied_from == old.shard_id
     first, end = after.rows(count - 3)
-    assert not after.states("hidden_states", first, end).any(), (
+    assert not after.state_rows("hidden_states", first, end).any(), (
         "the new sample's rows are not touched"
     )
 
