@@ -207,7 +207,7 @@ class Engine(Record):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ReceiptEntry(Record):
+class SampleReceipt(Record):
     """The server's receipt of one sample or prefix recapture, at its place in the file.
 
     Attributes:
@@ -237,7 +237,7 @@ class ReceiptEntry(Record):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Receipts(Document):
+class ShardReceipts(Document):
     """The receipts of a shard's samples and of its prefix recaptures, in the order of the files.
 
     Attributes:
@@ -251,8 +251,8 @@ class Receipts(Document):
     capture_key: str
     engine: Engine
     images: Images
-    samples: Items[ReceiptEntry]
-    recaptures: Items[ReceiptEntry]
+    samples: Items[SampleReceipt]
+    recaptures: Items[SampleReceipt]
     selftests: Items[str] = ()
 
     @classmethod

@@ -24,7 +24,7 @@ from draftstates.records import (
     Plan,
     PlannedChecks,
     PlannedShard,
-    Receipts,
+    ShardReceipts,
     SourceAccount,
     Verified,
 )
@@ -269,7 +269,7 @@ def write(captured: Captured, folder: Path) -> Files:
     )
     said = {
         "format": "draftstates.receipts",
-        "format_version": Receipts.VERSION,
+        "format_version": ShardReceipts.VERSION,
         "shard_id": shard_id,
         "capture_key": spec.key,
         "engine": {"name": "sglang", "version": "0.5.23"},

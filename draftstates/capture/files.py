@@ -50,7 +50,7 @@ class DestinationFile:
         self._path = path
         self._fd = os.open(path, os.O_WRONLY)
         self._receipts = os.open(
-            protocol.receipts_path(path), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644
+            protocol.growing_receipts(path), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644
         )
         self._reader = protocol.ReceiptReader(self._receipts)
         # Number of rows by first row, from each sample's newest receipt.

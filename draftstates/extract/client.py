@@ -262,14 +262,14 @@ class Client:
             if time.monotonic() > deadline:
                 raise NoReceipt(
                     f"answered, but no receipt after {_RECEIPT_DEADLINE_SECONDS:.0f} s in"
-                    f" {protocol.receipts_path(shard)}"
+                    f" {protocol.growing_receipts(shard)}"
                 )
             await asyncio.sleep(_RECEIPT_POLL_SECONDS)
 
     def _look(self, shard: Path) -> dict[str, protocol.Receipt]:
         """Read new receipts of a shard; return those that nobody has taken yet."""
         reader, found = self._receipts.setdefault(
-            shard, (protocol.ReceiptReader(protocol.receipts_path(shard)), {})
+            shard, (protocol.ReceiptReader(protocol.growing_receipts(shard)), {})
         )
         found.update({receipt.rid: receipt for receipt in reader.new()})
         return found

@@ -21,7 +21,7 @@ from draftstates.files import publish
 from draftstates.paths import Capture, recaptures_of, receipts_of
 from draftstates.plan.recaptures import choose_recaptures
 from draftstates.plan.shard_tokens import ShardTokens
-from draftstates.records import Engine, Images, ReceiptEntry, Receipts, withdraw_manifest
+from draftstates.records import Engine, Images, SampleReceipt, ShardReceipts, withdraw_manifest
 from draftstates.shards import layout
 from draftstates.spec import CaptureSpec
 
@@ -85,7 +85,7 @@ def extract_shard(
             copied=copied.receipts,
         )
         # The server counts the copied rows too, so that it knows when the file is full.
-        protocol.receipts_path(shard).write_bytes(protocol.copied_line(copied.rows))
+        protocol.growing_receipts(shard).write_bytes(protocol.copied_line(copied.rows))
         left = [item for position, item in enumerate(work) if position not in copied.receipts]
         total = sum(len(item.input_ids) for item in left)
         captured = capture(
@@ -250,9 +250,9 @@ def make_receipts(
     images: Images,
     captured: list[Captured],
     chosen: list[tuple[int, int]],
-    copied: Mapping[int, ReceiptEntry] = MappingProxyType({}),
+    copied: Mapping[int, SampleReceipt] = MappingProxyType({}),
     selftests: Collection[str] = (),
-) -> Receipts:
+) -> ShardReceipts:
     """Return the receipts of a shard.
 
     Args:
@@ -265,13 +265,14 @@ def make_receipts(
     """
     done = iter(captured)
     samples = [
-        copied[position] if position in copied else _entry(next(done), sample=True)
+        copied[position] if position in copied else _sample_receipt(next(done), sample=True)
         for position in range(len(tokens.sample_ids))
     ]
     recaptures = [
-        _entry(item, position=position) for item, (position, _) in zip(done, chosen, strict=True)
+        _sample_receipt(item, position=position)
+        for item, (position, _) in zip(done, chosen, strict=True)
     ]
-    return Receipts(
+    return ShardReceipts(
         shard_id=tokens.shard_id,
         capture_key=spec.key,
         engine=Engine(name="sglang", version=", ".join(sorted(engines))),
@@ -282,7 +283,9 @@ def make_receipts(
     )
 
 
-def _entry(item: Captured, *, sample: bool = False, position: int | None = None) -> ReceiptEntry:
+def _sample_receipt(
+    item: Captured, *, sample: bool = False, position: int | None = None
+) -> SampleReceipt:
     """Return the receipt of a sample, or of a prefix recapture, as the shard's receipts hold it.
 
     Args:
@@ -291,7 +294,7 @@ def _entry(item: Captured, *, sample: bool = False, position: int | None = None)
     """
     receipt = item.receipt
     own = {"prompt_tokens": item.prompt_tokens, "top": item.top, "attempts": item.attempts}
-    return ReceiptEntry(
+    return SampleReceipt(
         sample_id=item.work.sample_id,
         first_row=item.work.first_row,
         rows=receipt.rows,

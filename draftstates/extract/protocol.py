@@ -19,7 +19,7 @@ VERSION = "ds1"
 ANSWER_KEY = "draftstates"
 # Number of most likely next tokens that each request asks for, for the alignment check.
 TOP_TOKENS = 5
-RECEIPTS_SUFFIX = ".receipts.jsonl"
+GROWING_RECEIPTS_SUFFIX = ".receipts.jsonl"
 # The states of a self-test request are held against second readings.
 PLAIN, SELF_TEST = "c", "p"
 # A self-test request keeps so many of its first and of its last rows of every layer.
@@ -139,9 +139,9 @@ def copied_line(rows: int) -> bytes:
     return (json.dumps({"copied": rows}) + "\n").encode()
 
 
-def receipts_path(shard: Path) -> Path:
+def growing_receipts(shard: Path) -> Path:
     """Return the file to which receipts of a shard under construction are appended."""
-    return shard.with_name(shard.name + RECEIPTS_SUFFIX)
+    return shard.with_name(shard.name + GROWING_RECEIPTS_SUFFIX)
 
 
 class ReceiptReader:

@@ -18,7 +18,7 @@ from draftstates import ids
 from draftstates.errors import UserError
 from draftstates.files import first_difference
 from draftstates.paths import Capture
-from draftstates.records import ReceiptEntry, Receipts, Verified
+from draftstates.records import SampleReceipt, ShardReceipts, Verified
 from draftstates.shards.layout import Shard, sample_checksum
 
 
@@ -33,7 +33,7 @@ class Copied:
         selftests: ids of the self-test rows that the engines agreed with.
     """
 
-    receipts: dict[int, ReceiptEntry] = dataclasses.field(default_factory=dict)
+    receipts: dict[int, SampleReceipt] = dataclasses.field(default_factory=dict)
     engines: set[str] = dataclasses.field(default_factory=set)
     images: set[str | None] = dataclasses.field(default_factory=set)
     selftests: set[str] = dataclasses.field(default_factory=set)
@@ -89,7 +89,7 @@ def _matches(
     target: Shard,
     wanted: dict[tuple[str, int], list[int]],
     descriptor: int,
-) -> Iterator[tuple[int, ReceiptEntry, Receipts]]:
+) -> Iterator[tuple[int, SampleReceipt, ShardReceipts]]:
     """Copy the wanted samples of one verified shard, and remove them from `wanted`.
 
     Yields:
@@ -122,7 +122,7 @@ def _matches(
 
 def _open(
     capture_folder: Path, shard_id: str, *, target: Shard
-) -> tuple[Shard, tuple[str, ...], Receipts]:
+) -> tuple[Shard, tuple[str, ...], ShardReceipts]:
     """Open a verified shard of the same capture.
 
     Returns:
@@ -149,7 +149,7 @@ def _open(
     }
     if difference := first_difference(expected, found):
         raise UserError(f"{source.path}: {difference}")
-    receipts = Receipts.read(capture.receipts(shard_id))
+    receipts = ShardReceipts.read(capture.receipts(shard_id))
     if "server" not in receipts.images:
         raise UserError(
             f"its receipts name the images {receipts.images}, expected that of `server`"
@@ -173,7 +173,7 @@ def _copy(
     descriptor: int,
     *,
     checksum: str,
-    receipt: ReceiptEntry,
+    receipt: SampleReceipt,
 ) -> bool:
     """Copy one sample's rows; return False if its ids or bytes differ from the expected ones."""
     (begin, end), (first, stop) = source.rows(number), target.rows(index)

@@ -12,7 +12,7 @@ import xxhash
 
 from draftstates import ids
 from draftstates.files import differences
-from draftstates.records import ReceiptEntry
+from draftstates.records import SampleReceipt
 from draftstates.shards.layout import Shard, ShardHeader, combined_checksum
 from draftstates.spec import STORED_DTYPES, CaptureSpec
 
@@ -92,7 +92,7 @@ def check_layout(shard: Shard, *, samples: int, tokens: int) -> Iterator[Finding
 
 
 def check_receipt(
-    shard: Shard, index: int, receipt: ReceiptEntry, *, prefix: bool = False
+    shard: Shard, index: int, receipt: SampleReceipt, *, prefix: bool = False
 ) -> Iterator[Finding]:
     """Compare one sample's receipt with the rows and the ids in the file.
 
@@ -166,7 +166,7 @@ def scan_sample(shard: Shard, index: int) -> Scan:
     return Scan(checksum=combined_checksum(*digests), findings=findings)
 
 
-def check_checksum(sample_id: str, *, found: str, receipt: ReceiptEntry) -> Iterator[Finding]:
+def check_checksum(sample_id: str, *, found: str, receipt: SampleReceipt) -> Iterator[Finding]:
     """Compare the states on the disk with the checksum that the server took at capture."""
     if found != receipt.checksum:
         detail = (

@@ -24,8 +24,8 @@ from draftstates.records import (
     NearLimit,
     PlannedChecks,
     PlannedShard,
-    ReceiptEntry,
-    Receipts,
+    SampleReceipt,
+    ShardReceipts,
     Verified,
     VerifiedSamples,
 )
@@ -131,9 +131,9 @@ def _open(path: Path) -> Shard:
         raise ShardRefused(f"{error}; {capture_again(path)}") from error
 
 
-def _read_receipts(path: Path) -> Receipts:
+def _read_receipts(path: Path) -> ShardReceipts:
     try:
-        return Receipts.read(path)
+        return ShardReceipts.read(path)
     except UserError as error:
         raise ShardRefused(str(error)) from error
 
@@ -141,7 +141,7 @@ def _read_receipts(path: Path) -> Receipts:
 def _check_structure(
     file: Shard,
     again: Shard,
-    received: Receipts,
+    received: ShardReceipts,
     *,
     planned: PlannedShard,
     spec: CaptureSpec,
@@ -172,7 +172,7 @@ def _check_structure(
 
 
 def _check_recapture_choice(
-    file: Shard, again: Shard, received: Receipts, *, checks: PlannedChecks
+    file: Shard, again: Shard, received: ShardReceipts, *, checks: PlannedChecks
 ) -> Iterator[Finding]:
     """Check that the prefix recaptures are those that the key chooses.
 
@@ -219,7 +219,7 @@ def _check_recapture_choice(
 
 
 def _check_samples(
-    file: Shard, receipts: Sequence[ReceiptEntry], scans: Sequence[Scan], *, prefix: bool
+    file: Shard, receipts: Sequence[SampleReceipt], scans: Sequence[Scan], *, prefix: bool
 ) -> list[Finding]:
     """Check each sample's receipt, values and checksum."""
     findings: list[Finding] = []
@@ -233,7 +233,7 @@ def _check_samples(
 
 
 def _check_alignment(
-    file: Shard, receipts: Sequence[ReceiptEntry], *, head: Head, rounding: Rounding
+    file: Shard, receipts: Sequence[SampleReceipt], *, head: Head, rounding: Rounding
 ) -> tuple[list[Finding], dict[str, float]]:
     """Check the last states; return each sample's disagreement as a share of its limit too."""
     names, findings, usable = file.header.sample_ids, [], []
@@ -275,7 +275,7 @@ def _is_top(top: Any, *, vocabulary: int) -> bool:
 
 
 def _check_prefixes(
-    file: Shard, again: Shard, recaptures: Sequence[ReceiptEntry], *, limits: Limits
+    file: Shard, again: Shard, recaptures: Sequence[SampleReceipt], *, limits: Limits
 ) -> tuple[list[Finding], dict[str, float]]:
     """Compare all prefix recaptures; return the median distance of each sample too."""
     findings, distances = [], {}
@@ -305,7 +305,7 @@ def _verified_samples(file: Shard, scans: Sequence[Scan]) -> VerifiedSamples:
 
 
 def _refuse(
-    findings: Sequence[Finding], shard: Path, *, receipts: Sequence[ReceiptEntry] = ()
+    findings: Sequence[Finding], shard: Path, *, receipts: Sequence[SampleReceipt] = ()
 ) -> None:
     """Refuse the shard if a check found something; say what, and what to do."""
     if not findings:

@@ -87,7 +87,7 @@ def check_retraction(running: Running) -> None:
         answers = list(pool.map(lambda body: post(running, body), bodies))
     assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0, answers
     time.sleep(0.5)
-    found = protocol.ReceiptReader(protocol.receipts_path(path)).new()
+    found = protocol.ReceiptReader(protocol.growing_receipts(path)).new()
     assert len(found) == len(parts), found
     receipts = {protocol.parse_rid(r.rid).rows: r for r in found}
     shard = Shard(path)
@@ -128,7 +128,7 @@ def test_of_two_tensor_parallel_ranks_one_writes_and_the_rows_are_the_same(
         assert running.log.read_text().count("captures r_k for k in") == 1, (
             "more than one rank writes"
         )
-        lines = protocol.receipts_path(shard.path).read_text().splitlines()
+        lines = protocol.growing_receipts(shard.path).read_text().splitlines()
         # A receipt for each sample, and the line that says that all rows are synced.
         assert len(lines) == len(samples()) + 1
         attest(running.endpoint, spec=spec, model=folder)

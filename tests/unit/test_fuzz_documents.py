@@ -15,7 +15,7 @@ from draftstates import ShardDataset
 from draftstates.config import resolve
 from draftstates.documents import Document, sealed
 from draftstates.errors import UserError
-from draftstates.records import Manifest, Plan, Receipts, Verified
+from draftstates.records import Manifest, Plan, ShardReceipts, Verified
 
 CONFIGURATION = {
     "data": {
@@ -57,7 +57,7 @@ def documents(files: Files) -> dict[type[Document], dict]:
     manifest = small(files.shard.parent / "small").path
     return {
         Plan: files.plan.document(),
-        Receipts: json.loads(files.receipts.read_text()),
+        ShardReceipts: json.loads(files.receipts.read_text()),
         Verified: verify(files).document(),
         Manifest: json.loads(manifest.read_text()),
     }
@@ -78,7 +78,7 @@ def read(kind: type[Document], place: Path) -> Document | None:
         return None
 
 
-@pytest.mark.parametrize("kind", [Plan, Receipts, Verified, Manifest])
+@pytest.mark.parametrize("kind", [Plan, ShardReceipts, Verified, Manifest])
 @given(data=st.data())
 def test_a_document_with_any_value_changed_is_read_or_refused_by_name(
     kind: type[Document], documents: dict, place: Path, data: st.DataObject

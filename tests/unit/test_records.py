@@ -14,7 +14,7 @@ from synthetic import manifest_with, plan_with, planned_shard, small
 
 from draftstates.documents import Document, InvalidField, sealed
 from draftstates.errors import UserError
-from draftstates.records import Manifest, Plan, Receipts, Verified
+from draftstates.records import Manifest, Plan, ShardReceipts, Verified
 from draftstates.shards import layout
 from draftstates.shards.compact import CompactShard, Storage, write_compact
 
@@ -45,7 +45,7 @@ def refusal(kind: type[Document], path: Path) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("kind", [Plan, Receipts, Verified, Manifest])
+@pytest.mark.parametrize("kind", [Plan, ShardReceipts, Verified, Manifest])
 def test_a_record_reads_back_as_it_was(kind: type[Document], files: Files, tmp_path: Path) -> None:
     record = made(kind, files)
     record.publish(tmp_path / "record.json")
@@ -56,7 +56,7 @@ def test_a_record_reads_back_as_it_was(kind: type[Document], files: Files, tmp_p
     ("kind", "remedy"),
     [
         (Plan, "run: snakemake --cores all --forcerun plan"),
-        (Receipts, "to capture the shard again: rm -f {path} && snakemake --cores all"),
+        (ShardReceipts, "to capture the shard again: rm -f {path} && snakemake --cores all"),
         (Verified, "to verify the shard: rm -f {path} && snakemake --cores all"),
         (Manifest, "to write it again: rm -f {path} && snakemake --cores all"),
     ],
@@ -75,8 +75,8 @@ def test_an_earlier_version_is_refused_by_name_with_the_command(
 
 def made(kind: type[Document], files: Files) -> Document:
     """Return a record of this kind."""
-    if kind is Receipts:
-        return Receipts.read(files.receipts)
+    if kind is ShardReceipts:
+        return ShardReceipts.read(files.receipts)
     return {
         Plan: lambda: files.plan,
         Verified: lambda: verify(files),

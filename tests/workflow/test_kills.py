@@ -77,7 +77,7 @@ def half_captured(workspace: Workspace) -> set[str]:
     samples = {shard["shard_id"]: shard["samples"] for shard in workspace.plan()["shards"]}
     found = set()
     for receipts in shards_folder(workspace).glob(
-        f".building/*/shard.safetensors{protocol.RECEIPTS_SUFFIX}"
+        f".building/*/shard.safetensors{protocol.GROWING_RECEIPTS_SUFFIX}"
     ):
         name = receipts.parent.name.split("-")[0]
         with contextlib.suppress(FileNotFoundError):

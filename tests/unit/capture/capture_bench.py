@@ -79,7 +79,7 @@ class Bench:
     def receipts(
         self, count: int, *, patience: float = 10.0
     ) -> tuple[list[protocol.Receipt], protocol.ReceiptReader]:
-        reader, found = protocol.ReceiptReader(protocol.receipts_path(self.path)), []
+        reader, found = protocol.ReceiptReader(protocol.growing_receipts(self.path)), []
         deadline = time.monotonic() + patience
         while len(found) < count and time.monotonic() < deadline:
             found += reader.new()

@@ -121,7 +121,7 @@ def test_a_pass_of_the_model_becomes_rows_on_the_disk_and_second_opinions(tmp_pa
 
 
 def _receipts(root: Path) -> list[protocol.Receipt]:
-    reader = protocol.ReceiptReader(protocol.receipts_path(root / FILE))
+    reader = protocol.ReceiptReader(protocol.growing_receipts(root / FILE))
     deadline, found = time.monotonic() + 10, []
     while not found and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -137,4 +137,4 @@ def test_a_pass_that_no_tap_saw_is_answered_and_nothing_is_written(tmp_path: Pat
     recorder.after_logits(result, None, asked.input_ids, torch.randn(TOKENS, 8), None, asked)
     (text,) = result.customized_info[protocol.ANSWER_KEY]
     assert "no tap saw this pass" in json.loads(text)["error"]
-    assert not protocol.receipts_path(tmp_path / FILE).exists()
+    assert not protocol.growing_receipts(tmp_path / FILE).exists()

@@ -64,7 +64,7 @@ class StandIn:
         }
         receipt = protocol.Receipt(rid=body["rid"], **{**sent, **fault.get("receipt", {})})
         path = self.root / destination.file
-        with open(protocol.receipts_path(path), "ab") as file:
+        with open(protocol.growing_receipts(path), "ab") as file:
             file.write(
                 fault.get("line", receipt.line())
                 + protocol.synced_line(layout.read_header(path).rows)

@@ -89,7 +89,7 @@ async def capture(answer: str | None, line: bytes | None) -> tuple[list[Any], di
         async def generate(request: web.Request) -> web.Response:
             body = await request.json()
             written = line if line is not None else _line({**RECEIPT, "rid": body["rid"]})
-            with open(protocol.receipts_path(shard), "ab") as file:
+            with open(protocol.growing_receipts(shard), "ab") as file:
                 file.write(written + b"\n")
             text = answer if answer is not None else json.dumps({"meta_info": META})
             return web.Response(body=text.encode("utf-8", "surrogatepass"))
