@@ -38,7 +38,7 @@ include: "rules/common.smk"
 
 # The image counts only with `--software-deployment-method apptainer`. Otherwise all jobs run in the
 # environment of Snakemake itself.
-container: step_image()
+container: image_of_steps()
 
 
 # the start page of `snakemake --report`

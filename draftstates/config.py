@@ -101,7 +101,7 @@ Renderer = Literal[
     "qwen3.6",
     "qwen3.8",
 ]
-Trainer = Literal["speculators", "specforge", "model_optimizer", "deepspec"]
+TrainerName = Literal["speculators", "specforge", "model_optimizer", "deepspec"]
 
 # the date for templates that ask for today's: with the true date, the ids would change every day
 TEMPLATE_DATE = datetime.date(2024, 7, 26)
@@ -634,7 +634,7 @@ class Configuration(Section):
         description="tokens of the drafter's vocabulary, for its files in <results>/vocabulary and"
         " in exports; null for no such vocabulary",
     )
-    exports: dict[Trainer, Export] = Field(
+    exports: dict[TrainerName, Export] = Field(
         {},
         description="the trainers that get an export of their own, such as speculators: {}",
     )

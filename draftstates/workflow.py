@@ -215,7 +215,7 @@ def _touch(paths: list[str], results: Path) -> str:
     return shlex.join(command)
 
 
-def check_exports(config: Configuration) -> None:
+def check_exports_early(config: Configuration) -> None:
     """Refuse exports that the configured capture does not allow, before anything runs.
 
     The import of torch takes seconds, so it happens only if exports are configured. A model that a
@@ -226,9 +226,9 @@ def check_exports(config: Configuration) -> None:
     """
     model = ModelFolder(config.model.path)
     if (config.exports or config.draft_vocab_size) and model.exists():
-        from draftstates.exports import possible
+        from draftstates.exports import configured
 
-        possible.check_exports(config, spec=content.configured_capture(config))
+        configured.check_exports(config, spec=content.configured_capture(config))
 
 
 def check_engine_arguments(config: Configuration, *, cache: Path | None = None) -> None:

@@ -56,7 +56,7 @@ SOURCES = {source.name: source for source in CONFIG.data.sources}
 
 if workflow.is_main_process:
     try:
-        ask.check_exports(CONFIG)
+        ask.check_exports_early(CONFIG)
         ask.check_engine_arguments(CONFIG)
         ask.check_times(
             [
@@ -76,7 +76,7 @@ wildcard_constraints:
     shard_id="[0-9a-f]{32}",
 
 
-def step_image():
+def image_of_steps():
     try:
         return ask.step_image(CONFIG, apptainer=IN_CONTAINERS, code=WORKFLOW)
     except UserError as error:
@@ -175,15 +175,15 @@ def tokenise_options(wildcards):
     return json.dumps(options, sort_keys=True)
 
 
-def data_digest(wildcards):
+def digest_of_data(wildcards):
     return ask.data_digest(source_files(wildcards))
 
 
-def tokenizer_digest(wildcards):
+def digest_of_tokenizer(wildcards):
     return ask.tokenizer_digest(MODEL)
 
 
-def model_digest(wildcards):
+def digest_of_model(wildcards):
     return ask.model_digest(MODEL)
 
 
@@ -303,7 +303,7 @@ def tokens_per_second_option(wildcards):
     return f"--tokens-per-second {rate}" if rate else ""
 
 
-def export_options(wildcards):
+def export_arguments(wildcards):
     return ask.export_options(CONFIG, wildcards.trainer)
 
 

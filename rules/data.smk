@@ -93,8 +93,8 @@ rule tokenise:
     threads: 1024
     params:
         options=tokenise_options,
-        data=data_digest,
-        tokenizer=tokenizer_digest,
+        data=digest_of_data,
+        tokenizer=digest_of_tokenizer,
         code=ask.source_digest("tokens"),
     shell:
         """
@@ -128,7 +128,7 @@ checkpoint plan:
         RESULTS.benchmark("plan")
     params:
         name=CONFIG.model.name,
-        model=model_digest,
+        model=digest_of_model,
         capture=CONFIG.capture.as_text(),
         engine=[CONFIG.model.engine_args, CONFIG.model.engine_env],
         shards=CONFIG.shards.as_text(),

@@ -30,7 +30,7 @@ rule export:
         trainer="[a-z0-9_]+",
     params:
         folder=subpath(output.export, parent=True),
-        options=export_options,
+        options=export_arguments,
         code=ask.source_digest("exports", "shards", "model"),
     shell:
         """

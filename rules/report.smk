@@ -46,7 +46,7 @@ rule tokens_page:
     params:
         options=page_options,
         rate=tokens_per_second_option,
-        tokenizer=tokenizer_digest,
+        tokenizer=digest_of_tokenizer,
         code=ask.source_digest("report"),
     shell:
         """
@@ -82,7 +82,7 @@ rule report_page:
         RESULTS.benchmark("report_page")
     params:
         options=page_options,
-        tokenizer=tokenizer_digest,
+        tokenizer=digest_of_tokenizer,
         code=ask.source_digest("report"),
     shell:
         """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from draftstates import config
 from draftstates.errors import run_command
-from draftstates.exports.possible import check_exports
+from draftstates.exports.configured import check_exports
 from draftstates.model.context import server_context
 from draftstates.model.digest import configured_capture
 from draftstates.model.folder import ModelFolder, check_model

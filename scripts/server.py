@@ -5,7 +5,7 @@ from pathlib import Path
 
 from draftstates import config
 from draftstates.errors import UserError, run_command
-from draftstates.exports.possible import check_exports
+from draftstates.exports.configured import check_exports
 from draftstates.files import first_difference, publish_json, read_json
 from draftstates.plan.room import check_missing
 from draftstates.records import Plan

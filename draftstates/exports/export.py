@@ -13,7 +13,7 @@ from draftstates.model.final_norm import FinalNorm
 from draftstates.model.folder import ModelFolder
 from draftstates.records import Manifest
 from draftstates.shards.dataset import ShardDataset
-from draftstates.shards.trainers import TRAINERS, trainer
+from draftstates.shards.trainers import TRAINERS, find_trainer
 
 EXPORTED = tuple(sorted(set(TRAINERS) - {"draftstates"}))
 
@@ -52,7 +52,7 @@ def export_manifest(
             options = dataclasses.replace(options, target_vocab_size=model.vocab_size)
         if (
             capture.final_norm == "pre_norm"
-            and (final_norm or trainer(name).final_norm) == "post_norm"
+            and (final_norm or find_trainer(name).final_norm) == "post_norm"
         ):
             norm = FinalNorm.from_model(model)
     if options.draft_vocab_size is not None and options.target_vocab_size is None:
@@ -62,7 +62,7 @@ def export_manifest(
         )
     dataset = ShardDataset(
         manifest,
-        names=name,
+        trainer=name,
         residual_layers=residual_layers,
         final_norm=final_norm,
         norm=norm,

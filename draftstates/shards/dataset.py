@@ -23,7 +23,7 @@ from draftstates.paths import samples_of
 from draftstates.records import Manifest, ManifestShard, ManifestTotals
 from draftstates.shards.compact import CompactShard, open_shard
 from draftstates.shards.layout import Shard
-from draftstates.shards.trainers import States, Trainer, trainer
+from draftstates.shards.trainers import States, Trainer, find_trainer
 from draftstates.spec import CaptureSpec
 
 ShardReader = CompactShard | Shard
@@ -59,7 +59,7 @@ class Index:
         return Index(**{name: value.take(chosen) for name, value in fields.items()})
 
 
-def read_index(path: Path, shard_ids: Sequence[str]) -> Index:
+def read_table(path: Path, shard_ids: Sequence[str]) -> Index:
     """Read `samples.parquet`, one row a sample.
 
     Args:
@@ -145,13 +145,13 @@ class ShardDataset(Dataset):
     alone. States of compact shards (see `draftstates.shards.compact`) are read and widened; a final
     state that no loss reads may be zeros.
 
-    Item i is a dict with the names of the trainer `names`. With the default names it has
+    Item i is a dict with the tensor names of `trainer`. With the default it has
     `input_ids` int32 [n], `loss_mask` uint8 [n], `hidden_states` [n, K, H] in ascending k and
     `final_hidden_state` [n, H], states in the stored dtype.
 
     Args:
         manifest: path of `manifest.json`; `samples.parquet` lies beside it.
-        names: a trainer of `draftstates.shards.trainers.TRAINERS`, such as "speculators".
+        trainer: a trainer of `draftstates.shards.trainers.TRAINERS`, such as "speculators".
         model: the model that the trainer expects to have been captured; None accepts any.
         residual_layers: the r_k that the trainer asks for (our numbers); None takes all but r_N.
         final_norm: "pre_norm" or "post_norm"; None takes the norm that the trainer reads (with our
@@ -170,7 +170,7 @@ class ShardDataset(Dataset):
         self,
         manifest: Path,
         *,
-        names: str = "draftstates",
+        trainer: str = "draftstates",
         model: str | None = None,
         residual_layers: Sequence[int] | None = None,
         final_norm: str | None = None,
@@ -186,8 +186,8 @@ class ShardDataset(Dataset):
         # the storage of compact shards, None for shards as captured
         self.storage: dict | None = found.storage
         self.shards: tuple[ManifestShard, ...] = found.shards
-        self.trainer: Trainer = trainer(names)
-        _check_model(self.path, self.capture, model)
+        self.trainer: Trainer = find_trainer(trainer)
+        _check_captured_from(self.path, self.capture, model)
         self.residual_layers: list[int] = _choose_layers(self.path, self.capture, residual_layers)
         self.layer_numbers: list[int] = self.trainer.layer_numbers(self.residual_layers)
         self.final_norm: str = final_norm or self.trainer.final_norm or self.capture.final_norm
@@ -199,7 +199,7 @@ class ShardDataset(Dataset):
         if self._slots == list(range(len(captured))):
             self._slots = None
         check_table(self.path, found)
-        index = read_index(samples_of(self.path), [shard.shard_id for shard in self.shards])
+        index = read_table(samples_of(self.path), [shard.shard_id for shard in self.shards])
         _check_totals(self.path, found.totals, index)
         self.index: Index = _split(index, split, validation_fraction, split_seed)
         self._verify = verify
@@ -326,7 +326,7 @@ def _check_totals(path: Path, totals: ManifestTotals, index: Index) -> None:
         )
 
 
-def _check_model(path: Path, capture: CaptureSpec, model: str | None) -> None:
+def _check_captured_from(path: Path, capture: CaptureSpec, model: str | None) -> None:
     if model is not None and capture.model != model:
         raise UserError(f"{path}: captured from {capture.model!r}, the trainer asks for {model!r}")
 

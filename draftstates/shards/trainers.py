@@ -189,7 +189,7 @@ TRAINERS = {
 }
 
 
-def trainer(name: str) -> Trainer:
+def find_trainer(name: str) -> Trainer:
     """Return the conventions of the trainer `name`.
 
     Raises:

@@ -52,7 +52,7 @@ def exported(tmp_path: Path, manifest: Synthetic, model_folder: Path) -> Callabl
 @pytest.fixture
 def ours(manifest: Synthetic, model_folder: Path) -> Callable[..., ShardDataset]:
     return lambda name, **more: ShardDataset(
-        manifest.path, names=name, norm=FinalNorm.from_model(ModelFolder(model_folder)), **more
+        manifest.path, trainer=name, norm=FinalNorm.from_model(ModelFolder(model_folder)), **more
     )
 
 

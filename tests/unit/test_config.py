@@ -18,7 +18,7 @@ from draftstates.config_types import Section
 from draftstates.errors import UserError
 
 REPOSITORY = Path(__file__).parents[2]
-TRAINERS = typing.get_args(config.Trainer)
+TRAINERS = typing.get_args(config.TrainerName)
 FILES = [REPOSITORY / "config.yaml", *sorted((REPOSITORY / "presets").glob("*.yaml"))]
 
 

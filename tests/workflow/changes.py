@@ -55,7 +55,7 @@ def reorder_sources(workspace: Workspace) -> None:
 
 
 def change_image(workspace: Workspace) -> None:
-    workspace.edit("Snakefile", "container: step_image()", 'container: "envs/other.sif"')
+    workspace.edit("Snakefile", "container: image_of_steps()", 'container: "envs/other.sif"')
     (workspace.folder / "other.sif").touch()
     workspace.config["containers"] = {"sglang": "other.sif", "sglang_args": ["--bind=/data"]}
 

@@ -27,7 +27,7 @@ CAPTURE = RESULTS.capture("{{capture}}")
 MODEL = Path("model")
 
 
-def export_options(wildcards):
+def export_arguments(wildcards):
     return "--draft-vocab-size 20"
 
 

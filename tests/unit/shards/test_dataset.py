@@ -104,7 +104,7 @@ def test_a_pickle_of_the_dataset_carries_no_map(manifest: Synthetic) -> None:
         ({"residual_layers": [5, 2]}, r"asks for \[5, 2\] \(ascending\)"),
         ({"final_norm": "post_norm"}, "post_norm is asked for and the capture holds pre_norm"),
         ({"final_norm": "both"}, "'pre_norm' or 'post_norm', found 'both'"),
-        ({"names": "someone"}, "no trainer is called 'someone'"),
+        ({"trainer": "someone"}, "no trainer is called 'someone'"),
         ({"split": "test"}, "'train' or 'validation'"),
     ],
 )
@@ -141,7 +141,8 @@ def test_what_fits_opens(manifest: Synthetic) -> None:
 def test_layer_numbers_are_the_trainers(manifest: Synthetic, tmp_path: Path) -> None:
     norm = FinalNorm.from_model(ModelFolder(norm_model(tmp_path / "model")))
     found = {
-        name: ShardDataset(manifest.path, names=name, norm=norm).layer_numbers for name in TRAINERS
+        name: ShardDataset(manifest.path, trainer=name, norm=norm).layer_numbers
+        for name in TRAINERS
     }
     assert found == {
         "draftstates": [2, 3, 5],
@@ -151,9 +152,9 @@ def test_layer_numbers_are_the_trainers(manifest: Synthetic, tmp_path: Path) -> 
         "deepspec": [1, 2, 4],
     }
     embeddings = small(tmp_path / "r0", spec=capture_spec(layers=(0, 3), final_norm="post_norm"))
-    assert ShardDataset(embeddings.path, names="deepspec").layer_numbers == [-1, 2]
+    assert ShardDataset(embeddings.path, trainer="deepspec").layer_numbers == [-1, 2]
     with pytest.raises(UserError, match="specforge cannot name r_0"):
-        ShardDataset(embeddings.path, names="specforge")
+        ShardDataset(embeddings.path, trainer="specforge")
 
 
 def test_splits_are_disjoint_whole_and_steady_under_new_rows(tmp_path: Path) -> None:

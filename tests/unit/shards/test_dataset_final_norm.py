@@ -37,12 +37,12 @@ def test_a_norm_of_an_unknown_family_is_refused(tmp_path: Path) -> None:
 def test_pre_norm_is_not_guessed_from_post_norm(tmp_path: Path) -> None:
     manifest = small(tmp_path, spec=capture_spec(final_norm="post_norm"))
     with pytest.raises(UserError, match="cannot be undone"):
-        ShardDataset(manifest.path, names="speculators")
+        ShardDataset(manifest.path, trainer="speculators")
 
 
 def test_pre_norm_is_found_where_the_last_residual_was_captured(tmp_path: Path) -> None:
     manifest = small(tmp_path, spec=capture_spec(final_norm="post_norm", layers=(2, 5, 8)))
-    dataset = ShardDataset(manifest.path, names="speculators")
+    dataset = ShardDataset(manifest.path, trainer="speculators")
     stored = manifest.samples[dataset.sample_id(2)]["hidden_states"]
     assert dataset.residual_layers == [2, 5]
     assert torch.equal(dataset[2]["verifier_last_hidden_states"], stored[:, 2])

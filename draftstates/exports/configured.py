@@ -29,7 +29,7 @@ def _check(name: str, chosen: Export, spec: CaptureSpec, model: ModelFolder) -> 
     """Compare one export with the capture."""
     # These imports load torch, which takes seconds.
     from draftstates.model.final_norm import FinalNorm, find_final
-    from draftstates.shards.trainers import trainer
+    from draftstates.shards.trainers import find_trainer
 
     layers = chosen.residual_layers or [k for k in spec.residual_layers if k != spec.num_layers]
     if list(layers) != sorted(set(layers) & set(spec.residual_layers)):
@@ -37,9 +37,9 @@ def _check(name: str, chosen: Export, spec: CaptureSpec, model: ModelFolder) -> 
             f"residual_layers: expected ascending k out of {list(spec.residual_layers)}, as"
             f" captured, found {layers}"
         )
-    trainer(name).layer_numbers(layers)
-    trainer(name).check_dtype(chosen.dtype or spec.stored_dtype)
-    wanted = chosen.final_norm or trainer(name).final_norm or spec.final_norm
+    find_trainer(name).layer_numbers(layers)
+    find_trainer(name).check_dtype(chosen.dtype or spec.stored_dtype)
+    wanted = chosen.final_norm or find_trainer(name).final_norm or spec.final_norm
     norm = (
         FinalNorm.from_model(model)
         if (spec.final_norm, wanted) == ("pre_norm", "post_norm")

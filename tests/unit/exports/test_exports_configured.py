@@ -10,7 +10,7 @@ from synthetic import capture_spec, norm_model
 
 from draftstates import config, workflow
 from draftstates.errors import UserError
-from draftstates.exports.possible import check_exports
+from draftstates.exports.configured import check_exports
 
 RAW = {
     "data": {"sources": [{"name": "a", "files": ["a.jsonl"]}], "max_tokens": 8},
@@ -154,6 +154,6 @@ def test_an_export_that_the_capture_does_not_allow_is_refused_before_anything_ru
     shape = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 8, "hidden_size": 16}
     (model / "config.json").write_text(json.dumps({**described, **shape}))
     with pytest.raises(UserError, match="^exports.speculators: pre_norm is asked for"):
-        workflow.check_exports(configured(model, speculators={}))
-    workflow.check_exports(configured(model, specforge={}))
-    workflow.check_exports(configured(tmp_path / "not-made-yet", speculators={}))
+        workflow.check_exports_early(configured(model, speculators={}))
+    workflow.check_exports_early(configured(model, specforge={}))
+    workflow.check_exports_early(configured(tmp_path / "not-made-yet", speculators={}))
