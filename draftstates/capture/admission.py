@@ -35,7 +35,7 @@ class Admission:
         if _writes(runner):
             spec = self._settings.spec
             plugin.check_numbers(runner.server_args, runner.model_config, spec=spec)
-            plugin.check_model(runner.server_args, runner.model_config, spec=spec)
+            plugin.check_loaded_model(runner.server_args, runner.model_config, spec=spec)
 
     def after_load_model(
         self, result: object, runner: Any, *args: object, **kwargs: object

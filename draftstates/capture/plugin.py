@@ -147,7 +147,7 @@ def check_numbers(arguments: object, config: object, *, spec: CaptureSpec) -> No
         refuse(str(error))
 
 
-def check_model(arguments: object, config: object, *, spec: CaptureSpec) -> None:
+def check_loaded_model(arguments: object, config: object, *, spec: CaptureSpec) -> None:
     """Refuse a model with another content or another number format than the capture's.
 
     Args:

@@ -79,7 +79,7 @@ class Recorder:
         self._final_scale = family.final_scale(text)
         if parallel.attn_tp_rank != 0:
             return
-        plugin.check_model(asked, runner.model_config, spec=spec)
+        plugin.check_loaded_model(asked, runner.model_config, spec=spec)
         self._stream = (
             torch.cuda.Stream() if torch.cuda.is_available() and runner.device == "cuda" else None
         )

@@ -57,7 +57,7 @@ class Job:
     ready: torch.cuda.Event | None
 
 
-class _Progress:
+class _SampleProgress:
     """Progress of one sample in this attempt."""
 
     def __init__(self, start: int) -> None:
@@ -107,7 +107,7 @@ class Writers:
         self._queues[self._turn[rid]].put(job)
 
     def _run(self, jobs: "queue.SimpleQueue[Job]") -> None:
-        samples: OrderedDict[str, _Progress] = OrderedDict()
+        samples: OrderedDict[str, _SampleProgress] = OrderedDict()
         while True:
             job = jobs.get()
             try:
@@ -117,10 +117,10 @@ class Writers:
             finally:
                 job.block.release()
 
-    def _fail(self, job: Job, samples: OrderedDict[str, _Progress], error: Exception) -> None:
+    def _fail(self, job: Job, samples: OrderedDict[str, _SampleProgress], error: Exception) -> None:
         """Fail the job's sample by its sample id; the thread lives on for the other samples."""
         traceback.print_exc()
-        progress = samples.setdefault(job.destination.rid, _Progress(job.start))
+        progress = samples.setdefault(job.destination.rid, _SampleProgress(job.start))
         progress.error = f"{type(error).__name__}: {error}"
         try:
             job.file.finish_sample(progress.receipt(job.destination.rid))
@@ -128,7 +128,7 @@ class Writers:
         except Exception:
             traceback.print_exc()
 
-    def _write(self, job: Job, samples: OrderedDict[str, _Progress]) -> None:
+    def _write(self, job: Job, samples: OrderedDict[str, _SampleProgress]) -> None:
         if job.ready is not None:
             job.ready.synchronize()
         progress = _advance(job, samples)
@@ -159,13 +159,13 @@ def _put(job: Job, hidden: memoryview, final: memoryview) -> None:
     job.file.write("final_hidden_state", row, final)
 
 
-def _sum(progress: _Progress, job: Job, hidden: memoryview, final: memoryview) -> None:
+def _sum(progress: _SampleProgress, job: Job, hidden: memoryview, final: memoryview) -> None:
     progress.hidden.update(hidden)
     progress.final.update(final)
     progress.ids.update(memoryview(job.ids.numpy()))
 
 
-def _advance(job: Job, samples: OrderedDict[str, _Progress]) -> _Progress | None:
+def _advance(job: Job, samples: OrderedDict[str, _SampleProgress]) -> _SampleProgress | None:
     """Return the sample's progress.
 
     The progress starts from zero if the request was retracted before its last row and starts over.
@@ -177,7 +177,7 @@ def _advance(job: Job, samples: OrderedDict[str, _Progress]) -> _Progress | None
     if progress is not None and progress.next == job.destination.rows:
         return None
     if progress is None or (job.start == 0 and progress.next != 0):
-        progress = samples[rid] = _Progress(job.start)
+        progress = samples[rid] = _SampleProgress(job.start)
         while len(samples) > _MOST_REMEMBERED:
             samples.popitem(last=False)
     if job.start != progress.next:

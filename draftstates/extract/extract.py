@@ -14,7 +14,7 @@ from draftstates.containers import distinct, present_image
 from draftstates.errors import UserError
 from draftstates.extract import protocol
 from draftstates.extract.client import Captured, Client, Endpoint, WaitedInVain, Work
-from draftstates.extract.progress import Progress
+from draftstates.extract.progress import ProgressFile
 from draftstates.extract.reuse import Copied, copy_captured
 from draftstates.extract.staging import building_folder
 from draftstates.files import publish
@@ -93,7 +93,7 @@ def extract_shard(
             endpoint=endpoint,
             options=options,
             copied_rows={shard: copied.rows},
-            progress=Progress(
+            progress=ProgressFile(
                 folder, shard_id=tokens.shard_id, total=total, server=endpoint.url
             ).add,
         )

@@ -40,7 +40,7 @@ class Running:
         return self.done / max(self.updated - self.started, 1e-9)
 
 
-class Progress:
+class ProgressFile:
     """Writer of one extraction's `Running` into its building folder, at most every two seconds."""
 
     def __init__(self, folder: Path, *, shard_id: str, total: int, server: str) -> None:

@@ -16,7 +16,7 @@ _LONGEST = 200
 _OTHER_NAMES = "other names"
 
 
-class Accounting:
+class RowCounter:
     """Counts of one source, and the sample ids that it has had so far."""
 
     def __init__(self, source: str, *, deduplicate: bool) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from draftstates.errors import UserError
-from draftstates.tokens.accounting import Accounting
+from draftstates.tokens.accounting import RowCounter
 from draftstates.tokens.files import SampleWriter, publish_accounting
 from draftstates.tokens.hub_data import is_record, read_record
 from draftstates.tokens.options import TokeniseOptions
@@ -46,7 +46,7 @@ def tokenise_source(
         options: options of the source.
         output: Parquet file to write, one row a sample in the source's order: `row` int64, `part`
             int32, `sample_id` string, `input_ids` list<int32>, `loss_mask` list<uint8>.
-        accounting: JSON file to write, see `Accounting.as_dict`.
+        accounting: JSON file to write, see `RowCounter.as_dict`.
         workers: number of processes; the result does not depend on it.
 
     Returns:
@@ -64,8 +64,8 @@ def tokenise_source(
     renderer = pipeline.template.name if rendered else NO_RENDERER
     if rendered and pipeline.template.why:
         print(f"{name}: rendered by {renderer}, since {pipeline.template.why}", file=sys.stderr)
-    counts = Accounting(name, deduplicate=options.deduplicate)
-    progress = _Progress(name)
+    counts = RowCounter(name, deduplicate=options.deduplicate)
+    progress = _ProgressLines(name)
     with SampleWriter(output) as writer:
         for result in _results(pipeline, first, chunks, workers):
             for part, sample_id, sample in counts.add(result):
@@ -140,14 +140,14 @@ def _work(rows: list[Row]) -> list[RowResult]:
     return _pipeline.process(rows)
 
 
-class _Progress:
+class _ProgressLines:
     """Progress on stderr: rows and rate every few seconds, the accounting at the end."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.start = self.shown = time.monotonic()
 
-    def show(self, counts: Accounting, *, last: bool = False) -> None:
+    def show(self, counts: RowCounter, *, last: bool = False) -> None:
         now = time.monotonic()
         if last:
             rate = counts.counts["rows_in"] / max(now - self.start, 1e-9)

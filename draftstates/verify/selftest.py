@@ -35,9 +35,9 @@ from draftstates.shards.layout import Shard
 from draftstates.spec import CaptureSpec
 from draftstates.verify import opinions
 from draftstates.verify.agreement import agreed_settings, check_agreement
+from draftstates.verify.kept_rows import keep_rows
 from draftstates.verify.parity.compare import row_distances
 from draftstates.verify.prompts import prompt_lengths
-from draftstates.verify.selftest_rows import keep_rows
 from draftstates.verify.verify import verify_shard
 
 _OPTIONS = ExtractOptions(recapture_fraction=1.0, recapture_minimum=3, retries=0)
@@ -71,7 +71,7 @@ def attest(
 
     Args:
         earlier: attestations of servers that captured under the same key, if they exist.
-        rows: where the rows of every layer are kept for parity, see `selftest_rows`; None to keep
+        rows: where the rows of every layer are kept for parity, see `kept_rows`; None to keep
             none.
         parity_tokens: tokens that the prompt of these rows may have.
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from server_harness import run_python, serve, spec_for
 from synthetic import capture_spec
 
-from draftstates.capture.plugin import check_model
+from draftstates.capture.plugin import check_loaded_model
 from draftstates.capture.settings import CaptureSettings
 
 pytestmark = pytest.mark.server
@@ -112,7 +112,7 @@ def test_a_server_that_holds_another_model_or_computes_otherwise_is_refused(
         if named is None
         else pytest.raises(SystemExit, match=f"cannot capture with sglang.*{re.escape(named)}")
     ):
-        check_model(server, server, spec=spec)
+        check_loaded_model(server, server, spec=spec)
 
 
 def test_where_the_weights_changed_since_the_plan_the_server_does_not_start(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from synthetic import plan_with, planned_shard
 
 from draftstates.errors import UserError
-from draftstates.extract.progress import Progress, Running, running
+from draftstates.extract.progress import ProgressFile, Running, running
 from draftstates.report.status import look, view
 
 ONE, TWO, THREE, FOUR = (digit * 32 for digit in "abcd")
@@ -35,7 +35,7 @@ def results(tmp_path: Path) -> Path:
     )
     folder = run / "shards" / ".building" / f"{THREE}-1"
     folder.mkdir(parents=True)
-    Progress(folder, shard_id=THREE, total=100, server="http://a:1")
+    ProgressFile(folder, shard_id=THREE, total=100, server="http://a:1")
     return tmp_path
 
 
@@ -50,7 +50,7 @@ def test_a_look_tells_captured_running_and_failed_apart(results: Path) -> None:
 def test_a_failed_shard_that_is_captured_again_is_no_longer_failed(results: Path) -> None:
     folder = results / "m-12345678" / "shards" / ".building" / f"{FOUR}-1"
     folder.mkdir()
-    Progress(folder, shard_id=FOUR, total=100, server="http://a:1")
+    ProgressFile(folder, shard_id=FOUR, total=100, server="http://a:1")
     assert look(results).failed == {}
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from token_kit import chat, template, tokenise, tokenizer_folder
 
 from draftstates.ids import sample_id
-from draftstates.tokens.accounting import Accounting
+from draftstates.tokens.accounting import RowCounter
 from draftstates.tokens.options import TokeniseOptions
 from draftstates.tokens.pipeline import Pipeline
 from draftstates.tokens.rows import REASONS, Row
@@ -161,7 +161,7 @@ def test_any_row_is_kept_or_skipped_for_a_named_reason_and_the_sum_closes(
     loaded, lines, over_long, reasoning, deduplicate
 ) -> None:
     pipeline = pipeline_of(loaded, over_long=over_long, include_reasoning=reasoning)
-    counts = Accounting("s", deduplicate=deduplicate)
+    counts = RowCounter("s", deduplicate=deduplicate)
     for number, line in enumerate(lines):
         result = pipeline.process_row(Row(number, "here", line))
         assert bool(result.samples) != bool(result.skipped)

@@ -11,7 +11,7 @@ from draftstates.capture.every_layer import keep_rows, read_rows
 from draftstates.errors import UserError
 from draftstates.extract.protocol import PLAIN, SELF_TEST, Destination, kept_positions
 from draftstates.shards.selftest_rows import Prompt, SelftestRows, read_id
-from draftstates.verify.selftest_rows import _publish_first, check_same
+from draftstates.verify.kept_rows import _publish_first, check_same
 
 SPEC = capture_spec(stored_dtype="float32")
 
