@@ -16,11 +16,9 @@ from draftstates.paths import Results
 from draftstates.plan.room import forecast
 from draftstates.records import Plan
 from draftstates.report.failures import FailedJobs, summary
-from draftstates.report.terminal import quieten
-from draftstates.report.watch import say_each_minute
+from draftstates.report.terminal import quieten, say_each_minute
 from draftstates.server.state import State
-from draftstates.tokens.options import read_template
-from draftstates.tokens.sources import check_files, data_files
+from draftstates.tokens.sources import check_files, data_files, read_template
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 

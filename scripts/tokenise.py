@@ -5,7 +5,7 @@ from pathlib import Path
 
 from draftstates.config import load
 from draftstates.errors import run_command
-from draftstates.tokens.options import source_options
+from draftstates.tokens.sources import source_options
 from draftstates.tokens.tokenise import tokenise_source
 
 

@@ -12,7 +12,7 @@ from draftstates.tokens import encoder as tokenizer_module
 from draftstates.tokens import template as template_module
 from draftstates.tokens.conversations import Conversation
 from draftstates.tokens.encoder import load_tokenizer
-from draftstates.tokens.options import TokeniseOptions
+from draftstates.tokens.sources import TokeniseOptions
 from draftstates.tokens.template import ChatTemplate
 from draftstates.tokens.tokenise import tokenise_source
 from draftstates.tokens.turns import Sample, tokenise_conversation

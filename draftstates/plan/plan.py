@@ -5,7 +5,7 @@ Planning needs no server.
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +14,9 @@ from draftstates import ids
 from draftstates.config import Checks, Shards
 from draftstates.containers import distinct, present_image
 from draftstates.errors import UserError
+from draftstates.model.context import CONTEXT_FLAG
 from draftstates.paths import Results
 from draftstates.plan.boundaries import segment
-from draftstates.plan.context import check_lengths
 from draftstates.plan.recaptures import choose_recaptures
 from draftstates.plan.room import check_room
 from draftstates.plan.shard_tokens import write_shard_tokens
@@ -37,7 +37,7 @@ class PlanOptions(Shards, Checks):
         budget: bytes that all shards may take together; None for no limit but the disk.
         exclude: sample ids to leave out; some source must have each.
         deduplicate: whether a sample that an earlier source has is skipped.
-        context_length: tokens that the server takes, see `plan/context.py`; None for no limit.
+        context_length: tokens that the server takes; None for no limit.
     """
 
     budget: int | None
@@ -154,6 +154,37 @@ def _cut_sources(token_files: list[Path], spec: CaptureSpec, options: PlanOption
             f"exclude: no sample of any source has the id {names}: correct it, or take it out"
         )
     return cuts
+
+
+def check_lengths(
+    index: SourceIndex, context: int | None, *, exclude: Collection[str] = ()
+) -> None:
+    """Refuse samples that the server would refuse: those as long as its context, or longer.
+
+    They would fail at capture, after the model is loaded.
+
+    Args:
+        index: a source's samples.
+        context: the server's context length; None for no limit.
+        exclude: ids of samples that are left out.
+
+    Raises:
+        UserError: names the first sample and its row, and says what to do.
+    """
+    if context is None:
+        return
+    excluded = np.array(sorted(exclude), dtype="S32")
+    long = np.flatnonzero((index.lengths >= context) & ~np.isin(index.names, excluded))
+    if not len(long):
+        return
+    first = long[0]
+    raise UserError(
+        f"source {index.source}: sample {index.names[first].decode()} of row {index.rows[first]}:"
+        f" expected fewer tokens than the server's context of {context:,}, found"
+        f" {index.lengths[first]:,} (so do {len(long) - 1:,} more samples): set data.max_tokens to"
+        f" {context - 1} or less (over_long says whether they are skipped or cut), or, where the"
+        f" model can take more, server.args: [{CONTEXT_FLAG}, <tokens>]"
+    )
 
 
 def _cut(index: SourceIndex, reasons: np.ndarray, spec: CaptureSpec, options: PlanOptions) -> _Cut:

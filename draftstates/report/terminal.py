@@ -1,15 +1,134 @@
-"""A quiet terminal: the lines of thousands of jobs are in Snakemake's log alone."""
+"""What a terminal shows of a run: a line a minute for all shards together, and few of single jobs.
+
+The lines of thousands of jobs are in Snakemake's log alone. How a run gets on is read from its
+files.
+"""
 
 import logging
 import re
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
+from draftstates.errors import UserError
+from draftstates.extract.progress import running
+from draftstates.paths import Results
+from draftstates.plan.words import of_count, of_seconds
+from draftstates.report.status import Status, look
+from draftstates.server.state import State
+
+_LOOK_SECONDS = 2.0
+_SAY_SECONDS = 60.0
 # Events of single jobs, and how Snakemake gets on by its own count.
 _OF_JOBS = {"JOB_INFO", "GROUP_INFO", "JOB_STARTED", "SHELLCMD", "PROGRESS", "RESOURCES_INFO"}
 _NOISE = ("Select jobs to execute", "Execute ", "DAG of jobs will be updated", "Touching output")
 _FINISHED = re.compile(r"\(Rule: (\w+)\)")
 # Rules with a job for each shard: one line a minute tells of them together.
 _OF_SHARDS = {"extract", "verify", "all"}
+
+
+class Watch:
+    """The lines of a run, made from one look at its files after another.
+
+    Args:
+        results: the results folder.
+        state: the server's state folder.
+    """
+
+    def __init__(self, results: Path, state: State) -> None:
+        self._results, self._state = results, state
+        self._first: Status | None = None
+        self._said, self._kind, self._last = float("-inf"), "", ""
+
+    def line(self, now: float) -> str | None:
+        """Return what is to be said now; None if that was said less than a minute ago.
+
+        The start of a server and the first tokens are said at once, and nothing twice.
+
+        Args:
+            now: Unix time.
+        """
+        since = self._starting()
+        kind = "server" if since else "capture"
+        if now - self._said < _SAY_SECONDS and kind == self._kind:
+            return None
+        line = self._server_line(now - since) if since else self._capture_line()
+        if not line or line == self._last:
+            return None
+        self._said, self._kind, self._last = now, kind, line
+        return line
+
+    def _server_line(self, seconds: float) -> str:
+        log = Results(self._results).server_log
+        return (
+            f"server: starting for {of_seconds(max(0.0, seconds))}, then it tests itself; its log:"
+            f" {log}"
+        )
+
+    def _capture_line(self) -> str | None:
+        # The plan of a large run takes a moment to read: it is read only if a shard is in work.
+        captures = Results(self._results).captures()
+        if not any(running(capture.folder) for capture in captures):
+            return None
+        try:
+            status = look(self._results)
+        except (UserError, OSError):
+            return None
+        if not status.running:
+            return None
+        self._first = self._first or status
+        return capture_line(status, self._first)
+
+    def _starting(self) -> float | None:
+        """Return since when a server of this machine starts; None if none does."""
+        state = self._state
+        try:
+            if any(state.owners.iterdir()) and not (
+                state.address.exists() or state.failed.exists()
+            ):
+                return state.pid.stat().st_mtime
+        except OSError:
+            pass
+        return None
+
+
+def capture_line(status: Status, first: Status) -> str:
+    """Return the state of all shards together as one line.
+
+    Args:
+        status: the present state.
+        first: the first state in which a shard was in work: the rate is that since then.
+    """
+    share = status.done_tokens / max(status.tokens, 1)
+    parts = [
+        f"capture: {of_count(status.done_tokens)} of {of_count(status.tokens)} tokens ({share:.0%})"
+    ]
+    seconds, done = status.at - first.at, status.done_tokens - first.done_tokens
+    rate = done / seconds if seconds > 0 and done > 0 else status.rate
+    if rate > 0:
+        left = max(0, status.tokens - status.done_tokens) / rate
+        parts.append(f"{rate:,.0f} tokens/s, {of_seconds(left)} left")
+    servers = len({each.server for each in status.running})
+    on = "1 server" if servers == 1 else f"{servers} servers"
+    parts.append(
+        f"{status.captured:,} of {status.planned:,} shards captured, {len(status.running):,} in"
+        f" work on {on}, {len(status.failed):,} failed"
+    )
+    return "; ".join(parts)
+
+
+def say_each_minute(results: Path, state: State, say: Callable[[str], None]) -> None:
+    """Say the lines of a run from a thread of its own, which ends with the process."""
+
+    def watch() -> None:
+        seen = Watch(results, state)
+        while True:
+            time.sleep(_LOOK_SECONDS)
+            if line := seen.line(time.time()):
+                say(line)
+
+    threading.Thread(target=watch, name="draftstates-progress", daemon=True).start()
 
 
 class Quiet(logging.Filter):

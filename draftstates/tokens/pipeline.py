@@ -12,8 +12,8 @@ from draftstates.ids import keyed_fraction, sample_id
 from draftstates.model.folder import ModelFolder
 from draftstates.tokens.conversations import Conversation, TokenRow, parse_row
 from draftstates.tokens.encoder import load_tokenizer
-from draftstates.tokens.options import TokeniseOptions
 from draftstates.tokens.rows import Row, RowSkipped, shown
+from draftstates.tokens.sources import TokeniseOptions
 from draftstates.tokens.template import ChatTemplate
 from draftstates.tokens.turns import Sample, tokenise_conversation
 

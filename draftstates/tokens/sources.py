@@ -1,10 +1,13 @@
-"""Where a source's rows come from: files, patterns, folders of files, a data set of the hub."""
+"""The files of a source, and the options by which its rows become samples.
+
+A source is files, patterns, folders of files or a data set of the hub.
+"""
 
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from draftstates.config import Configuration, Source
+from draftstates.config import Configuration, RemoteCode, RowOptions, SampleOptions, Source
 from draftstates.errors import UserError
 from draftstates.hub import is_hub_id
 from draftstates.paths import Results
@@ -16,6 +19,23 @@ SAVED = ("state.json", "dataset_info.json", "dataset_dict.json")
 _WILD = re.compile(r"[*?\[]")
 # how the hub's files begin with their split: train-00000-of-00002.parquet, test.jsonl
 _SPLIT = re.compile(r"(train|test|validation|valid|val|dev|eval)\b", re.IGNORECASE)
+
+
+class TokeniseOptions(SampleOptions, RowOptions, RemoteCode):
+    """Options by which one source becomes samples: keys of `data`, the source and `model`."""
+
+
+def source_options(config: Configuration, name: str) -> tuple[list[Path], TokeniseOptions]:
+    """Return the files and the options of one source.
+
+    Raises:
+        UserError: the configuration has no such source, or it has no files.
+    """
+    source = config.data.source(name)
+    values = {**dict(config.data), **dict(source), **dict(config.model)}
+    values["template_arguments"] = {**config.data.template_arguments, **source.template_arguments}
+    options = TokeniseOptions(**{option: values[option] for option in TokeniseOptions.model_fields})
+    return data_files(config, name), options
 
 
 def data_files(config: Configuration, name: str) -> list[Path]:
@@ -37,6 +57,24 @@ def data_files(config: Configuration, name: str) -> list[Path]:
         for index, entry in enumerate(source.files)
         for path in _expanded(entry, _key(config, source, index))
     ]
+
+
+def read_template(path: Path) -> str:
+    """Return the Jinja text of a chat template.
+
+    Raises:
+        UserError: the file is missing, not a regular file, or not UTF-8.
+    """
+    try:
+        if not path.is_file():
+            raise UserError(
+                f"data.chat_template: {path}: expected a file with a Jinja template, found none"
+            )
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"data.chat_template: {path}: expected a Jinja template in UTF-8: {error}"
+        ) from error
 
 
 def check_files(config: Configuration, name: str, *, made: Callable[[Path], bool]) -> None:

@@ -21,10 +21,10 @@ from draftstates.tokens.content import MARK, renamed, tools_are_quoted
 from draftstates.tokens.conversations import Conversation
 from draftstates.tokens.encoder import encoder_for, load_tokenizer
 from draftstates.tokens.forms import find_forms
-from draftstates.tokens.options import read_template
 from draftstates.tokens.prefill import find_prefill
 from draftstates.tokens.rendering import Rendered, Rendering, TemplateRendering, encoded
 from draftstates.tokens.rows import RowSkipped
+from draftstates.tokens.sources import read_template
 from draftstates.tokens.turn_ends import ANSWERS, find_turn_ends
 
 

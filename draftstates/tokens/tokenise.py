@@ -15,9 +15,9 @@ from draftstates.errors import UserError
 from draftstates.tokens.accounting import RowCounter
 from draftstates.tokens.files import SampleWriter, publish_accounting
 from draftstates.tokens.hub_data import is_record, read_record
-from draftstates.tokens.options import TokeniseOptions
 from draftstates.tokens.pipeline import Pipeline, RowResult
 from draftstates.tokens.rows import Row, read_rows
+from draftstates.tokens.sources import TokeniseOptions
 
 _CHUNK_ROWS = 128
 # what renders a source of tokens

@@ -15,9 +15,9 @@ import numpy as np
 
 from draftstates.tokens.content import ContentCheck
 from draftstates.tokens.conversations import Conversation
-from draftstates.tokens.options import TokeniseOptions
 from draftstates.tokens.rendering import Rendered
 from draftstates.tokens.rows import RowSkipped
+from draftstates.tokens.sources import TokeniseOptions
 from draftstates.tokens.template import ChatTemplate
 
 # most tokens with which a prompt may open a turn, such as the start of a thought

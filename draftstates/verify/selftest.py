@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,16 @@ from draftstates.verify import opinions
 from draftstates.verify.agreement import agreed_settings, check_agreement
 from draftstates.verify.kept_rows import keep_rows
 from draftstates.verify.parity.compare import row_distances
-from draftstates.verify.prompts import prompt_lengths
 from draftstates.verify.verify import verify_shard
 
 _OPTIONS = ExtractOptions(recapture_fraction=1.0, recapture_minimum=3, retries=0)
 _HEALTH_SECONDS = 30.0
+_SHORT_PROMPTS = (10, 64, 300)
+# Above so many rows SGLang sums over tensor parallel ranks in another way.
+_OTHER_SUM = 2048
+_BEYOND = 100
+# A CPU sums in one way. There a prompt crosses a chunk only where that takes seconds.
+_MOST_ON_A_CPU = 1024
 _FLAGS = (
     "dtype",
     "quantization",
@@ -177,6 +182,25 @@ def self_test_tokens(vocabulary: int, *, lengths: tuple[int, ...]) -> ShardToken
         input_ids=np.concatenate(parts),
         loss_mask=np.ones(sum(lengths), np.uint8),
     )
+
+
+def prompt_lengths(info: Mapping[str, Any], text: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the tokens of each prompt: one crosses a chunk of prefill and is summed in two ways.
+
+    Args:
+        info: what the server says of itself.
+        text: the language model's part of `config.json`.
+    """
+    chunk = info.get("chunked_prefill_size") or 0
+    cpu = info.get("device") == "cpu"
+    if cpu and chunk > _MOST_ON_A_CPU:
+        return _SHORT_PROMPTS
+    longest = (max(chunk, 0) if cpu else max(chunk, _OTHER_SUM)) + _BEYOND
+    # One token is generated after the prompt.
+    room = [info.get("max_total_num_tokens"), info.get("context_length")]
+    room.append(text.get("max_position_embeddings"))
+    longest = min([longest, *(each - 1 for each in room if isinstance(each, int) and each > 0)])
+    return (*_SHORT_PROMPTS, longest) if longest > _SHORT_PROMPTS[-1] else _SHORT_PROMPTS
 
 
 def _pass(

@@ -10,7 +10,7 @@ import pytest
 from draftstates.errors import UserError
 from draftstates.model.context import context_length
 from draftstates.model.folder import ModelFolder
-from draftstates.plan.context import check_lengths
+from draftstates.plan.plan import check_lengths
 from draftstates.tokens.files import SourceIndex
 
 

@@ -12,8 +12,8 @@ from token_kit import REPOSITORY, chat, marked, tokenise
 
 from draftstates.errors import UserError
 from draftstates.tokens.conversations import Conversation
-from draftstates.tokens.options import TokeniseOptions
 from draftstates.tokens.rows import RowSkipped
+from draftstates.tokens.sources import TokeniseOptions
 from draftstates.tokens.template import ChatTemplate
 from draftstates.tokens.turns import tokenise_conversation
 

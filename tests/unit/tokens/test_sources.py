@@ -12,9 +12,8 @@ import pytest
 from draftstates.config import HubData, resolve
 from draftstates.errors import UserError
 from draftstates.tokens.hub_data import is_record, open_record, read_record, write_record
-from draftstates.tokens.options import source_options
 from draftstates.tokens.rows import read_rows
-from draftstates.tokens.sources import check_files, data_files
+from draftstates.tokens.sources import check_files, data_files, source_options
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

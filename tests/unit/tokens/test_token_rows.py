@@ -9,7 +9,7 @@ import pytest
 from token_kit import SMOLLM2, chat, run_source, tokenizer_folder
 
 from draftstates.errors import UserError
-from draftstates.tokens.options import TokeniseOptions
+from draftstates.tokens.sources import TokeniseOptions
 from draftstates.tokens.tokenise import NO_RENDERER, tokenise_source
 
 

@@ -18,7 +18,7 @@ from draftstates.errors import UserError
 from draftstates.files import file_checksum
 from draftstates.ids import sample_id
 from draftstates.tokens import pipeline
-from draftstates.tokens.options import TokeniseOptions, source_options
+from draftstates.tokens.sources import TokeniseOptions, source_options
 from draftstates.tokens.tokenise import tokenise_source
 
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from token_kit import template, tokenizer_folder
 
 from draftstates.tokens.content import ContentCheck
-from draftstates.tokens.options import TokeniseOptions
 from draftstates.tokens.pipeline import Pipeline, RowResult
 from draftstates.tokens.rows import Row
+from draftstates.tokens.sources import TokeniseOptions
 from draftstates.tokens.template import ChatTemplate
 
 TEMPLATES: dict[str, dict[str, Any]] = {

@@ -19,8 +19,8 @@ from token_kit import (
 
 from draftstates.tokens import pipeline
 from draftstates.tokens.conversations import Conversation, parse_row
-from draftstates.tokens.options import TokeniseOptions
 from draftstates.tokens.rows import RowSkipped
+from draftstates.tokens.sources import TokeniseOptions
 from draftstates.tokens.template import ChatTemplate
 from draftstates.tokens.turns import tokenise_conversation
 

@@ -11,9 +11,9 @@ import pytest
 from synthetic import plan_with, planned_shard
 
 from draftstates.extract.progress import Running
-from draftstates.report import watch
+from draftstates.report import terminal
 from draftstates.report.status import look
-from draftstates.report.watch import Watch, capture_line, say_each_minute
+from draftstates.report.terminal import Watch, capture_line, say_each_minute
 from draftstates.server.state import State
 
 SHARDS = [digit * 32 for digit in "abcd"]
@@ -106,7 +106,7 @@ def test_a_run_without_a_plan_or_a_server_says_nothing(tmp_path: Path) -> None:
 
 
 def test_the_lines_come_from_a_thread(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(terminal, "_LOOK_SECONDS", 0.02)
     work(results, SHARDS[0], 20)
     said: list[str] = []
     heard = threading.Event()

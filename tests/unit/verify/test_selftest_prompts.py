@@ -2,7 +2,7 @@
 
 import pytest
 
-from draftstates.verify.prompts import prompt_lengths
+from draftstates.verify.selftest import prompt_lengths
 
 SHORT = (10, 64, 300)
 
