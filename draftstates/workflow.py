@@ -123,7 +123,7 @@ def _imports(source: str) -> set[str]:
     return found
 
 
-def model_digest(folder: Path) -> str:
+def present_model_digest(folder: Path) -> str:
     """Return the digest of the model's content.
 
     It is `not there` until the rule that makes the model has run; Snakemake asks a second time
@@ -133,10 +133,10 @@ def model_digest(folder: Path) -> str:
     return content.model_digest(model) if model.exists() else "not there"
 
 
-def tokenizer_digest(folder: Path) -> str:
+def present_tokenizer_digest(folder: Path) -> str:
     """Return a hash of the files that decide the tokens of a text.
 
-    It is `not there` while the model is missing, as in `model_digest`.
+    It is `not there` while the model is missing, as in `present_model_digest`.
     """
     model = ModelFolder(folder)
     return content.tokenizer_digest(model) if model.exists() else "not there"

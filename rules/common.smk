@@ -178,11 +178,11 @@ def digest_of_data(wildcards):
 
 
 def digest_of_tokenizer(wildcards):
-    return ask.tokenizer_digest(MODEL)
+    return ask.present_tokenizer_digest(MODEL)
 
 
 def digest_of_model(wildcards):
-    return ask.model_digest(MODEL)
+    return ask.present_model_digest(MODEL)
 
 
 @functools.lru_cache(maxsize=1)

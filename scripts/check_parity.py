@@ -17,7 +17,7 @@ from draftstates.files import publish_json, publish_text, read_json
 from draftstates.model.folder import ModelFolder
 from draftstates.paths import Capture
 from draftstates.records import Parity, Plan
-from draftstates.report.parity import as_html
+from draftstates.report.parity import parity_page
 from draftstates.server.command import server_settings
 from draftstates.server.lease import lease
 from draftstates.shards.selftest_rows import SelftestRows
@@ -50,7 +50,7 @@ def main() -> None:
         found = _compare(settings, plan, capture, code=arguments.code)
     found.require(settings.checks.parity)
     _attest(capture, found)
-    publish_text(as_html(found), arguments.html)
+    publish_text(parity_page(found), arguments.html)
     found.publish(arguments.output)
     print(f"parity: {found.result}, {found.seconds:.0f} s", file=sys.stderr)
 

@@ -86,7 +86,7 @@ def _write(
     os.replace(partial, final)
 
 
-def read_rows(file: Path, *, first_row: int) -> dict[str, torch.Tensor]:
+def read_kept_rows(file: Path, *, first_row: int) -> dict[str, torch.Tensor]:
     """Return the kept rows of one prompt by name, and their "positions", in order.
 
     Args:

@@ -10,14 +10,6 @@ from draftstates.config import Configuration
 from draftstates.model.folder import ModelFolder
 
 CONTEXT_FLAG = "--context-length"
-# keys of config.json in the order in which SGLang asks for them
-_KEYS = (
-    "max_sequence_length",
-    "seq_length",
-    "max_seq_len",
-    "model_max_length",
-    "max_position_embeddings",
-)
 
 
 def server_context(config: Configuration) -> int | None:
@@ -53,12 +45,4 @@ def context_length(model: ModelFolder, server_args: Sequence[str]) -> int | None
     ]
     if named and named[-1].isdigit():
         return int(named[-1])
-    text = model.text
-    scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
-    factor = 1
-    if scaling and "original_max_position_embeddings" not in scaling:
-        factor = scaling.get("factor", 1)
-    if scaling.get("rope_type") == "llama3":
-        factor = 1
-    found = next((text[key] for key in _KEYS if text.get(key) is not None), None)
-    return None if found is None else int(factor * found)
+    return model.context_length

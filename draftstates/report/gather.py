@@ -7,7 +7,7 @@ from draftstates.paths import Results
 from draftstates.records import Plan
 from draftstates.report.facts import named_samples
 from draftstates.report.page import Numbers
-from draftstates.report.shown import choose, shown
+from draftstates.report.shown import choose, shown_samples
 from draftstates.report.statistics import statistics
 from draftstates.report.timeline import timeline
 from draftstates.report.trust import trust
@@ -51,7 +51,7 @@ def gather(
     return Numbers(
         plan=content,
         statistics=found,
-        samples=shown(choose(paths, named=why), tokenizer, why=why),
+        samples=shown_samples(choose(paths, named=why), tokenizer, why=why),
         draft_vocab_size=draft_vocab_size,
         **run,
     )

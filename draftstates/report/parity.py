@@ -14,7 +14,7 @@ _COLUMNS = ("layer", "median", "worst row", "limit", "nearest neighbour", "1e-8 
 _DECADES, _WIDTH = 8, 5
 
 
-def as_html(found: Parity) -> str:
+def parity_page(found: Parity) -> str:
     """Return a result as a page."""
     rows = "".join(f"<tr>{_cells(layer)}</tr>" for layer in found.layers)
     head = "".join(f"<th>{html.escape(name)}</th>" for name in _COLUMNS)

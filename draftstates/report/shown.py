@@ -68,7 +68,7 @@ def _take(file: Any, rows: Sequence[int]) -> Iterator[dict[str, Any]]:
         first = end
 
 
-def shown(
+def shown_samples(
     chosen: Sequence[tuple[str, Mapping[str, Any]]],
     tokenizer: Any,
     *,

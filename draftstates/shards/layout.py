@@ -264,7 +264,7 @@ def read_header(path: Path) -> ShardHeader:
         # this reader needs few fields: it would accept a header that another reader refuses
         raise UserError(
             f"{path}: its header is not as it was written: expected"
-            f" {_first_difference(expected, prefix + text)}"
+            f" {_first_other_bytes(expected, prefix + text)}"
         )
     if size != whole:
         raise UserError(
@@ -279,7 +279,7 @@ def read_header(path: Path) -> ShardHeader:
     )
 
 
-def _first_difference(expected: bytes, found: bytes) -> str:
+def _first_other_bytes(expected: bytes, found: bytes) -> str:
     at = next(
         (i for i, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b),
         min(len(expected), len(found)),

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from draftstates import ids
-from draftstates.capture.every_layer import read_rows
+from draftstates.capture.every_layer import read_kept_rows
 from draftstates.errors import UserError
 from draftstates.extract.client import Endpoint, Work
 from draftstates.extract.extract import ExtractOptions, capture
@@ -31,7 +31,7 @@ from draftstates.verify.parity.compare import compare, fault
 _SEED = 20261201
 
 
-def keep_rows(
+def keep_or_compare(
     path: Path,
     *,
     folder: Path,
@@ -140,7 +140,7 @@ def _kept(
     shard: Path, number: int, *, first_row: int, ids_sent: np.ndarray, spec: CaptureSpec
 ) -> Prompt:
     """Return one prompt's rows: those of the captured layers as they lie in the shard."""
-    rows = read_rows(shard, first_row=first_row)
+    rows = read_kept_rows(shard, first_row=first_row)
     positions = rows.pop("positions", torch.empty(0))
     expected = kept_positions(len(ids_sent))
     if positions.tolist() != expected:

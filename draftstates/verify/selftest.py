@@ -35,7 +35,7 @@ from draftstates.shards.layout import Shard
 from draftstates.spec import CaptureSpec
 from draftstates.verify import opinions
 from draftstates.verify.agreement import agreed_settings, check_agreement
-from draftstates.verify.kept_rows import keep_rows
+from draftstates.verify.kept_rows import keep_or_compare
 from draftstates.verify.parity.compare import row_distances
 from draftstates.verify.verify import verify_shard
 
@@ -124,7 +124,7 @@ def attest(
             for name in ("hidden_states", "final_hidden_state")
         )
         opinions.check_repeat(repeat, spec=spec)
-        kept = rows and keep_rows(
+        kept = rows and keep_or_compare(
             rows,
             folder=folder,
             tokens=prompt_length(ModelFolder(model).text, most=parity_tokens),

@@ -43,8 +43,8 @@ def test_extracting_jobs_start_without_torch(script: str, expected: int) -> None
 
 def test_a_dry_run_asks_for_the_models_content_without_torch(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from draftstates.workflow import model_digest;"
-        " print(model_digest(Path(sys.argv[1]))); "
+        "import sys; from pathlib import Path; from draftstates import workflow;"
+        " print(workflow.present_model_digest(Path(sys.argv[1]))); "
     )
     code += f"sys.exit({TORCH} if 'torch' in sys.modules else 0)"
     done = subprocess.run(

@@ -104,21 +104,25 @@ def test_the_tokenizer_digest_covers_all_that_decides_tokens_and_masks(
 ) -> None:
     """`eos_token_id` in the first two says what ends a turn, and so what is a target."""
     (tmp_path / "config.json").write_text("{}")
-    before = workflow.tokenizer_digest(tmp_path)
+    before = workflow.present_tokenizer_digest(tmp_path)
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text('{"eos_token_id": 7}')
-    assert workflow.tokenizer_digest(tmp_path) != before
+    assert workflow.present_tokenizer_digest(tmp_path) != before
 
 
 def test_the_tokenizer_digest_ignores_weights(tmp_path: Path) -> None:
-    assert workflow.tokenizer_digest(tmp_path) == workflow.model_digest(tmp_path) == "not there"
+    assert (
+        workflow.present_tokenizer_digest(tmp_path)
+        == workflow.present_model_digest(tmp_path)
+        == "not there"
+    )
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (tmp_path / name).write_text(name)
-    before = workflow.tokenizer_digest(tmp_path)
+    before = workflow.present_tokenizer_digest(tmp_path)
     (tmp_path / "model.safetensors").write_text("others")
-    assert workflow.tokenizer_digest(tmp_path) == before
+    assert workflow.present_tokenizer_digest(tmp_path) == before
     (tmp_path / "tokenizer.json").write_text("another")
-    assert workflow.tokenizer_digest(tmp_path) != before
+    assert workflow.present_tokenizer_digest(tmp_path) != before
 
 
 @pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])

@@ -16,7 +16,7 @@ from draftstates.shards.layout import Shard
 from draftstates.shards.selftest_rows import Prompt, SelftestRows
 from draftstates.spec import CaptureSpec, torch_dtype
 from draftstates.verify.parity.compare import Limit, compare, fault
-from draftstates.verify.parity.streamed import NoReference, States, StreamedModel
+from draftstates.verify.parity.streamed import NoReference, ReferenceStates, StreamedModel
 
 # A layer of fused experts takes so many times its own size while it is put together.
 _PEAK = 2.7
@@ -111,7 +111,7 @@ def check_parity(
     )
 
 
-def compare_prompt(prompt: Prompt, states: States, *, limit: Limit) -> list[LayerParity]:
+def compare_prompt(prompt: Prompt, states: ReferenceStates, *, limit: Limit) -> list[LayerParity]:
     """Return the distances of each layer of a prompt.
 
     Its first and its last rows are compared apart, since a fault may concern the last ones alone;

@@ -41,7 +41,7 @@ class _LastLayer(Exception):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class States:
+class ReferenceStates:
     """The states of one prompt.
 
     Attributes:
@@ -107,7 +107,7 @@ class StreamedModel:
         return max(sum(p.numel() for p in layer.parameters()) for layer in self._stack.layers)
 
     @torch.inference_mode()
-    def states(self, input_ids: torch.Tensor, *, layers: int | None = None) -> States:
+    def states(self, input_ids: torch.Tensor, *, layers: int | None = None) -> ReferenceStates:
         """Return r_k for each k, and post_norm.
 
         Args:
@@ -159,8 +159,8 @@ class StreamedModel:
                 reason = f"{type(error).__name__}: {error}"
                 if len(found) < 2:
                     raise NoReference(reason) from error
-                return States(by_name=found, reason=reason)
-        return States(by_name=found, reason=None)
+                return ReferenceStates(by_name=found, reason=reason)
+        return ReferenceStates(by_name=found, reason=None)
 
     def _place_keys(self, dtype: torch.dtype) -> tuple[Any, dict[str, dict[str, Path]]]:
         """Return how transformers converts keys, and each unit's tensors with their files."""

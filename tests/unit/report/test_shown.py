@@ -8,7 +8,7 @@ from results_tree import HOSTILE, WordTokenizer, make_results
 from token_kit import chat, template, tokenise
 
 from draftstates.paths import Results
-from draftstates.report.shown import choose, pieces, shown, turns, visible
+from draftstates.report.shown import choose, pieces, shown_samples, turns, visible
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,9 @@ def test_long_samples_are_cut_in_their_middle_and_few_fit_the_bytes() -> None:
     ids = np.arange(20, 5020) % 300 + 20
     sample = {"sample_id": "a" * 32, "row": 3, "input_ids": ids, "loss_mask": np.ones(5000, int)}
     others = [("x", {**sample, "sample_id": f"{number:032x}"}) for number in range(50)]
-    found = shown(others, WordTokenizer(), why={f"{0:032x}": ("named", True)}, most_bytes=300_000)
+    found = shown_samples(
+        others, WordTokenizer(), why={f"{0:032x}": ("named", True)}, most_bytes=300_000
+    )
     assert 1 < len(found) < 50
     assert found[0]["why"] == "named" and found[0]["refused"] and not found[1]["refused"]
     assert (found[0]["tokens"], found[0]["left_out"]) == (5000, 2000)
@@ -63,7 +65,7 @@ def test_long_samples_are_cut_in_their_middle_and_few_fit_the_bytes() -> None:
 
 def test_a_sample_larger_than_the_bytes_is_shown_alone() -> None:
     sample = {"sample_id": "a" * 32, "row": 0, "input_ids": [20] * 50, "loss_mask": [1] * 50}
-    assert len(shown([("x", sample)] * 2, WordTokenizer(), why={}, most_bytes=10)) == 1
+    assert len(shown_samples([("x", sample)] * 2, WordTokenizer(), why={}, most_bytes=10)) == 1
 
 
 @pytest.mark.parametrize("text", HOSTILE)

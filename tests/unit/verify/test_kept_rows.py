@@ -7,7 +7,7 @@ import pytest
 import torch
 from synthetic import capture_spec
 
-from draftstates.capture.every_layer import keep_rows, read_rows
+from draftstates.capture.every_layer import keep_rows, read_kept_rows
 from draftstates.errors import UserError
 from draftstates.extract.protocol import PLAIN, SELF_TEST, Destination, kept_positions
 from draftstates.shards.selftest_rows import Prompt, SelftestRows, read_id
@@ -111,12 +111,12 @@ def test_chunks_of_several_requests_give_the_first_and_last_rows_of_each(tmp_pat
         root=tmp_path,
     )
     for name, first_row in (("a", 0), ("b", 300)):
-        found = read_rows(tmp_path / "shard", first_row=first_row)
+        found = read_kept_rows(tmp_path / "shard", first_row=first_row)
         expected = kept_positions(lengths[name])
         assert found["positions"].tolist() == expected
         assert torch.equal(found["r_0"], whole[name][expected])
     assert len(kept_positions(300)) == 128
-    assert read_rows(tmp_path / "shard", first_row=310) == {}
+    assert read_kept_rows(tmp_path / "shard", first_row=310) == {}
 
 
 def test_a_refused_request_writes_nothing_and_an_error_of_the_disk_is_answered(

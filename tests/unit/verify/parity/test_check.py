@@ -16,7 +16,7 @@ from draftstates.extract.protocol import kept_positions
 from draftstates.model.digest import capture_spec
 from draftstates.model.folder import ModelFolder
 from draftstates.records import Parity
-from draftstates.report.parity import as_html
+from draftstates.report.parity import parity_page
 from draftstates.shards.selftest_rows import Prompt, SelftestRows
 from draftstates.spec import CaptureSpec
 from draftstates.verify.parity.check import Asked, ParityFailed, check_parity, limit_of
@@ -66,15 +66,15 @@ def test_right_rows_pass_and_the_result_says_how_far_they_reach(gemma: Path) -> 
     assert min(min(layer.neighbours.values()) for layer in found.layers) > 0.05
     assert (found.covered, found.beyond) == ({"sliding_window": 16}, {})
     assert found.reference.endswith("in float32, 80 tokens")
-    assert "Parity with the checkpoint: all 4 layers" in as_html(found)
-    assert as_html(found).count("<tr>") == 7
+    assert "Parity with the checkpoint: all 4 layers" in parity_page(found)
+    assert parity_page(found).count("<tr>") == 7
 
 
 def test_a_prompt_that_is_too_short_for_a_window_names_it(gemma: Path) -> None:
     spec = spec_of(gemma)
     found = check(gemma, rows_of(gemma, spec, tokens=20), spec)
     assert (found.covered, found.beyond) == ({}, {"sliding_window": 16})
-    assert "does not reach sliding_window 16" in as_html(found)
+    assert "does not reach sliding_window 16" in parity_page(found)
 
 
 def copy_with(folder: Path, to: Path, **values: object) -> Path:
