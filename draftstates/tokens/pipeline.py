@@ -121,10 +121,7 @@ class Pipeline:
     def _variants(self) -> dict[str, ChatTemplate]:
         return {}
 
-    def process(self, rows: Sequence[Row]) -> list[RowResult]:
-        return [self.process_row(row) for row in rows]
-
-    def process_row(self, row: Row) -> RowResult:
+    def process(self, row: Row) -> RowResult:
         """Turn a row into its samples.
 
         A bad row raises no error: the reason is in `skipped` of the result.

@@ -1,6 +1,7 @@
 """The tokeniser: from a source to a Parquet file of samples and the accounting of every row."""
 
 import collections
+import itertools
 import multiprocessing
 import os
 import sys
@@ -90,31 +91,13 @@ def _origin(paths: list[Path]) -> str:
 def _results(
     pipeline: Pipeline, first: list[Row], chunks: Iterator[list[Row]], workers: int
 ) -> Iterator[RowResult]:
+    """Yield the results in the rows' order; of several processes, few chunks are pending."""
+    global _pipeline
     # a small source is done before a second process has started
     if workers < 2 or len(first) < _CHUNK_ROWS:
-        yield from pipeline.process(first)
-        for chunk in chunks:
-            yield from pipeline.process(chunk)
+        for chunk in itertools.chain([first], chunks):
+            yield from map(pipeline.process, chunk)
         return
-    yield from _in_parallel(pipeline, first, chunks, workers)
-
-
-def _chunked(rows: Iterator[Row]) -> Iterator[list[Row]]:
-    chunk: list[Row] = []
-    for row in rows:
-        chunk.append(row)
-        if len(chunk) == _CHUNK_ROWS:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
-
-
-def _in_parallel(
-    pipeline: Pipeline, first: list[Row], chunks: Iterator[list[Row]], workers: int
-) -> Iterator[RowResult]:
-    """Yield the results in the rows' order, with a bounded number of pending chunks."""
-    global _pipeline
     _pipeline = pipeline
     # each process has one thread, and the library must have no threads when this process forks
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -135,9 +118,20 @@ def _in_parallel(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
+def _chunked(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    chunk: list[Row] = []
+    for row in rows:
+        chunk.append(row)
+        if len(chunk) == _CHUNK_ROWS:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
 def _work(rows: list[Row]) -> list[RowResult]:
     assert _pipeline is not None
-    return _pipeline.process(rows)
+    return [_pipeline.process(row) for row in rows]
 
 
 class _ProgressLines:

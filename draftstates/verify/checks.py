@@ -91,42 +91,6 @@ def check_layout(shard: Shard, *, samples: int, tokens: int) -> Iterator[Finding
         yield Finding(check="counts", sample_id=None, detail="expected ascending offsets")
 
 
-def check_receipt(
-    shard: Shard, index: int, receipt: SampleReceipt, *, prefix: bool = False
-) -> Iterator[Finding]:
-    """Compare one sample's receipt with the rows and the ids in the file.
-
-    Args:
-        prefix: the sample is a prefix recapture: its sample id is that of the whole sample, and it
-            has no `prompt_tokens`.
-    """
-    first, end = shard.rows(index)
-    name, tokens = shard.header.sample_ids[index], shard.input_ids[first:end]
-    expected = {
-        "sample_id": name,
-        "first_row": first,
-        "rows": end - first,
-        "cached_tokens": 0,
-        "ids_hash": ids.ids_hash(tokens),
-    }
-    if not prefix:
-        expected["prompt_tokens"] = end - first
-        content = shard.content_id(index)
-        if content != name:
-            yield Finding(
-                check="ids",
-                sample_id=name,
-                detail=f"its tokens and mask in the file are those of {content}",
-            )
-    for field in differences(expected, vars(receipt)):
-        check = {"cached_tokens": "cached tokens", "ids_hash": "ids"}.get(field.name, "counts")
-        yield Finding(
-            check=check,
-            sample_id=name,
-            detail=f"{field.name}: expected {field.expected}, the receipt has {field.found}",
-        )
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scan:
     """Result of reading one sample: the checksum of its states, and its faulty rows.
@@ -166,14 +130,48 @@ def scan_sample(shard: Shard, index: int) -> Scan:
     return Scan(checksum=combined_checksum(*digests), findings=findings)
 
 
-def check_checksum(sample_id: str, *, found: str, receipt: SampleReceipt) -> Iterator[Finding]:
-    """Compare the states on the disk with the checksum that the server took at capture."""
-    if found != receipt.checksum:
+def check_sample(
+    shard: Shard, index: int, *, receipt: SampleReceipt, scan: Scan, prefix: bool
+) -> Iterator[Finding]:
+    """Compare one sample's receipt with the rows and the ids in the file, and check its values.
+
+    Args:
+        scan: what `scan_sample` found; its checksum must be the one that the server took.
+        prefix: the sample is a prefix recapture: its sample id is that of the whole sample, and it
+            has no `prompt_tokens`.
+    """
+    first, end = shard.rows(index)
+    name, tokens = shard.header.sample_ids[index], shard.input_ids[first:end]
+    expected = {
+        "sample_id": name,
+        "first_row": first,
+        "rows": end - first,
+        "cached_tokens": 0,
+        "ids_hash": ids.ids_hash(tokens),
+    }
+    if not prefix:
+        expected["prompt_tokens"] = end - first
+        content = shard.content_id(index)
+        if content != name:
+            yield Finding(
+                check="ids",
+                sample_id=name,
+                detail=f"its tokens and mask in the file are those of {content}",
+            )
+    for field in differences(expected, vars(receipt)):
+        check = {"cached_tokens": "cached tokens", "ids_hash": "ids"}.get(field.name, "counts")
+        yield Finding(
+            check=check,
+            sample_id=name,
+            detail=f"{field.name}: expected {field.expected}, the receipt has {field.found}",
+        )
+    yield from scan.findings
+    if scan.checksum != receipt.checksum:
         detail = (
             f"the states changed since they were captured: expected {receipt.checksum},"
-            f" found {found}"
+            f" found {scan.checksum}"
         )
-        yield Finding(check="checksum", sample_id=sample_id, detail=detail)
+        yield Finding(check="checksum", sample_id=name, detail=detail)
 
 
 def row_faults(rows: np.ndarray, dtype: torch.dtype) -> list[tuple[int, str]]:

@@ -35,10 +35,9 @@ from draftstates.verify.alignment import Rounding, check_alignment
 from draftstates.verify.checks import (
     Finding,
     Scan,
-    check_checksum,
     check_header,
     check_layout,
-    check_receipt,
+    check_sample,
     scan_sample,
 )
 from draftstates.verify.prefixes import Limits, check_prefix
@@ -224,11 +223,7 @@ def _check_samples(
     """Check each sample's receipt, values and checksum."""
     findings: list[Finding] = []
     for index, (receipt, scan) in enumerate(zip(receipts, scans, strict=True)):
-        findings += check_receipt(file, index, receipt, prefix=prefix)
-        findings += scan.findings
-        findings += check_checksum(
-            file.header.sample_ids[index], found=scan.checksum, receipt=receipt
-        )
+        findings += check_sample(file, index, receipt=receipt, scan=scan, prefix=prefix)
     return findings
 
 

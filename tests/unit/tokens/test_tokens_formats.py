@@ -363,7 +363,7 @@ def test_rows_that_come_as_tokens_are_kept_as_they_are(demo_model) -> None:
     pipeline = Pipeline(tokenizer_folder("smollm2"), TokeniseOptions(max_tokens=8))
     pipeline.__dict__["template"] = template("smollm2")
     (row,) = [module.Row(0, "x", {"input_ids": [5, 6, 7], "loss_mask": [0, 1, 0]})]
-    ((_, sample),) = pipeline.process_row(row).samples
+    ((_, sample),) = pipeline.process(row).samples
     assert (sample.input_ids.tolist(), sample.loss_mask.tolist()) == ([5, 6, 7], [0, 1, 0])
 
 
@@ -378,7 +378,7 @@ def test_weight_keeps_a_share_by_content_whatever_the_format_and_the_other_rows(
         return {
             row.number
             for row in (found[number] for number in rows)
-            if pipeline.process_row(row).samples
+            if pipeline.process(row).samples
         }
 
     everything = kept("jsonl", list(range(400)))

@@ -311,7 +311,7 @@ def processed(loaded, row: dict[str, Any], **options: Any) -> RowResult:
         tokenizer_folder("smollm2"), TokeniseOptions(**{"max_tokens": 8192, **options})
     )
     pipeline.__dict__["template"] = loaded
-    return pipeline.process_row(Row(0, "here", json.dumps(row).encode()))
+    return pipeline.process(Row(0, "here", json.dumps(row).encode()))
 
 
 def lost_markers(loaded, result: RowResult, markers: dict[str, Marker]) -> list[str]:

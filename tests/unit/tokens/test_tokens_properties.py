@@ -163,7 +163,7 @@ def test_any_row_is_kept_or_skipped_for_a_named_reason_and_the_sum_closes(
     pipeline = pipeline_of(loaded, over_long=over_long, include_reasoning=reasoning)
     counts = RowCounter("s", deduplicate=deduplicate)
     for number, line in enumerate(lines):
-        result = pipeline.process_row(Row(number, "here", line))
+        result = pipeline.process(Row(number, "here", line))
         assert bool(result.samples) != bool(result.skipped)
         kept = counts.add(result)
         for _, name, sample in kept:

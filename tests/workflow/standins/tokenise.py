@@ -24,7 +24,7 @@ from draftstates.tokens.turns import Sample
 class Words(Pipeline):
     template = SimpleNamespace(name="words", why="")
 
-    def process_row(self, row: Row) -> RowResult:
+    def process(self, row: Row) -> RowResult:
         ids, mask = [], []
         parsed = parse_row(row.value, layout=self.options.format, columns=self.options.columns)
         for message in parsed.messages:
