@@ -23,7 +23,7 @@ _Path = tuple[str | int, ...]
 class Renderer(Protocol):
     """What renders a conversation as text."""
 
-    def render(
+    def text(
         self,
         messages: list[dict[str, Any]],
         *,
@@ -123,7 +123,7 @@ class ContentCheck:
         messages = list(self._messages[: place + 1])
         messages[index] = _replaced(messages[index], piece.path)
         try:
-            return MARK in self._renderer.render(messages, tools=self._tools)
+            return MARK in self._renderer.text(messages, tools=self._tools)
         except RowSkipped:
             return False
 

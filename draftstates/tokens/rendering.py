@@ -50,7 +50,7 @@ class Rendering(Protocol):
             RowSkipped: `template_error`: the messages are refused; `bad_text`: lone surrogates.
         """
 
-    def render(
+    def rendered(
         self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None, prompt: bool
     ) -> Rendered:
         """Return the conversation as text and ids; otherwise as `text`."""
@@ -87,7 +87,7 @@ class TemplateRendering:
             # a template is a program of its own: any error of it is the row's fault
             raise RowSkipped("template_error", f"{type(error).__name__}: {error}") from None
 
-    def render(
+    def rendered(
         self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None, prompt: bool
     ) -> Rendered:
         return encoded(self.text(messages, tools=tools, prompt=prompt), self._encoder)
@@ -113,7 +113,7 @@ class DeepseekV32Rendering:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RowSkipped("template_error", f"{type(error).__name__}: {error}") from None
 
-    def render(
+    def rendered(
         self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None, prompt: bool
     ) -> Rendered:
         return encoded(self.text(messages, tools=tools, prompt=prompt), self._encoder)
@@ -130,9 +130,9 @@ class LibraryRendering:
     def text(
         self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None, prompt: bool
     ) -> str:
-        return self.render(messages, tools=tools, prompt=prompt).text
+        return self.rendered(messages, tools=tools, prompt=prompt).text
 
-    def render(
+    def rendered(
         self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None, prompt: bool
     ) -> Rendered:
         try:

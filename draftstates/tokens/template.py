@@ -142,9 +142,9 @@ class ChatTemplate:
         Raises:
             RowSkipped: `template_error`: the messages are refused; `bad_text`: lone surrogates.
         """
-        return self._rendering.render(messages, tools=tools, prompt=prompt)
+        return self._rendering.rendered(messages, tools=tools, prompt=prompt)
 
-    def render(
+    def text(
         self,
         messages: list[dict[str, Any]],
         *,
@@ -231,7 +231,7 @@ class ChatTemplate:
         if not tools:
             return True
         try:
-            text = self.render(messages, tools=[renamed(tool) for tool in tools], prompt=True)
+            text = self.text(messages, tools=[renamed(tool) for tool in tools], prompt=True)
         except RowSkipped:
             # the row's own rendering says why
             return True
@@ -300,7 +300,7 @@ class ChatTemplate:
         self._rendering = self._template() if name == "template" else self._renderer(name)
         self.name = self._rendering.name
         self._what = "the chat template" if name == "template" else f"the renderer {name}"
-        self.forms = find_forms(self.render)
+        self.forms = find_forms(self.text)
         self.ends = find_turn_ends(
             lambda messages: self.rendered(messages).ids,
             calls=self.forms.calling(),
@@ -313,15 +313,14 @@ class ChatTemplate:
             for token in sorted(self.end_ids & self.added_ids)
         )
         self.closing_text = self._find_closing_text()
-        self.prefill = find_prefill(self.render, marks=self._marks)
+        self.prefill = find_prefill(self.text, marks=self._marks)
         if isinstance(self._rendering, TemplateRendering):
             self._check_round_trip(self._rendering)
 
     def _find_closing_text(self) -> str:
         user = {"role": "user", "content": "Hi"}
         texts = [
-            self.render([user, {"role": "assistant", "content": answer}])[::-1]
-            for answer in ANSWERS
+            self.text([user, {"role": "assistant", "content": answer}])[::-1] for answer in ANSWERS
         ]
         return os.path.commonprefix(texts)[::-1]
 

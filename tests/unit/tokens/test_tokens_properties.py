@@ -192,7 +192,7 @@ def test_every_turn_is_learned_once_after_the_history_that_the_server_would_see(
             places = [
                 place
                 for place in range(1, len(messages), 2)
-                if loaded.encode(loaded.render(messages[:place], prompt=True)).tolist()
+                if loaded.encode(loaded.text(messages[:place], prompt=True)).tolist()
                 == sample.input_ids[:start].tolist()
             ]
             assert len(places) == 1
