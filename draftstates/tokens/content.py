@@ -10,26 +10,15 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
+from draftstates.tokens.rendering import Rendering
 from draftstates.tokens.rows import RowSkipped, shown
 
 MARK = "Qx7Vk2Zr"
 _THINK = re.compile(r"(</?think>)")
 _WORD = re.compile(r"\w+")
 _Path = tuple[str | int, ...]
-
-
-class Renderer(Protocol):
-    """What renders a conversation as text."""
-
-    def text(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        tools: list[dict[str, Any]] | None = None,
-        prompt: bool = False,
-    ) -> str: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,7 +48,7 @@ class ContentCheck:
         self,
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None,
-        renderer: Renderer,
+        rendering: Rendering,
         *,
         reasoning_key: str | None,
         may_drop: frozenset[str],
@@ -68,7 +57,7 @@ class ContentCheck:
         self.not_used = not_used
         self._messages = messages
         self._tools = tools
-        self._renderer = renderer
+        self._rendering = rendering
         self._reasoning_key = reasoning_key
         self._may_drop = may_drop
         self._next = 0
@@ -123,7 +112,7 @@ class ContentCheck:
         messages = list(self._messages[: place + 1])
         messages[index] = _replaced(messages[index], piece.path)
         try:
-            return MARK in self._renderer.text(messages, tools=self._tools)
+            return MARK in self._rendering.text(messages, tools=self._tools)
         except RowSkipped:
             return False
 

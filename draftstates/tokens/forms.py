@@ -121,7 +121,7 @@ def find_forms(render: Render) -> Forms:
     """Probe what a template renders.
 
     Args:
-        render: `ChatTemplate.text`.
+        render: `Rendering.text`.
     """
     forms = [CallForm(content, as_text) for as_text in (False, True) for content in ("", None)]
     shown = [_shown_of_call(render, form) for form in forms]

@@ -52,7 +52,7 @@ def find_prefill(render: Callable[..., str], *, marks: Collection[str]) -> Prefi
     of the thought, and a turn without it is none that follows the prompt.
 
     Args:
-        render: `ChatTemplate.text`.
+        render: `Rendering.text`.
         marks: the vocabulary's marks.
     """
     try:

@@ -42,16 +42,29 @@ class Rendering(Protocol):
     end_ids: frozenset[int]
 
     def text(
-        self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None, prompt: bool
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        prompt: bool = False,
     ) -> str:
-        """Return the conversation as text, with the generation prompt if `prompt`.
+        """Return the conversation as text.
+
+        Args:
+            messages: messages of the conversation.
+            tools: tools that are offered to the model.
+            prompt: whether to add the generation prompt, at which the model would begin its turn.
 
         Raises:
             RowSkipped: `template_error`: the messages are refused; `bad_text`: lone surrogates.
         """
 
     def rendered(
-        self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None, prompt: bool
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        prompt: bool = False,
     ) -> Rendered:
         """Return the conversation as text and ids; otherwise as `text`."""
 
@@ -73,7 +86,11 @@ class TemplateRendering:
         self._arguments = {**arguments, "chat_template": template}
 
     def text(
-        self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None, prompt: bool
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        prompt: bool = False,
     ) -> str:
         try:
             return self._tokenizer.apply_chat_template(
@@ -88,7 +105,11 @@ class TemplateRendering:
             raise RowSkipped("template_error", f"{type(error).__name__}: {error}") from None
 
     def rendered(
-        self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None, prompt: bool
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        prompt: bool = False,
     ) -> Rendered:
         return encoded(self.text(messages, tools=tools, prompt=prompt), self._encoder)
 
@@ -106,7 +127,11 @@ class DeepseekV32Rendering:
         self._encoder, self._thinking = encoder, thinking
 
     def text(
-        self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None, prompt: bool
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        prompt: bool = False,
     ) -> str:
         try:
             return deepseek_v32.render(messages, tools=tools, thinking=self._thinking)
@@ -114,7 +139,11 @@ class DeepseekV32Rendering:
             raise RowSkipped("template_error", f"{type(error).__name__}: {error}") from None
 
     def rendered(
-        self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None, prompt: bool
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        prompt: bool = False,
     ) -> Rendered:
         return encoded(self.text(messages, tools=tools, prompt=prompt), self._encoder)
 
@@ -128,12 +157,20 @@ class LibraryRendering:
         self._renderer, self._tokenizer = renderer, tokenizer
 
     def text(
-        self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None, prompt: bool
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        prompt: bool = False,
     ) -> str:
         return self.rendered(messages, tools=tools, prompt=prompt).text
 
     def rendered(
-        self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None, prompt: bool
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        prompt: bool = False,
     ) -> Rendered:
         try:
             ids = self._renderer.render_ids(messages, tools=tools, add_generation_prompt=prompt)

@@ -22,7 +22,7 @@ from draftstates.tokens.conversations import Conversation
 from draftstates.tokens.encoder import encoder_for, load_tokenizer
 from draftstates.tokens.forms import find_forms
 from draftstates.tokens.prefill import find_prefill
-from draftstates.tokens.rendering import Rendered, Rendering, TemplateRendering, encoded
+from draftstates.tokens.rendering import Rendering, TemplateRendering, encoded
 from draftstates.tokens.rows import RowSkipped
 from draftstates.tokens.sources import read_template
 from draftstates.tokens.turn_ends import ANSWERS, find_turn_ends
@@ -35,6 +35,7 @@ class ChatTemplate:
         chat_template: Jinja text that replaces the tokenizer's template; None replaces nothing.
         name: what renders: `template`, or the renderer's name and version.
         why: why `auto` took a renderer; empty otherwise.
+        rendering: what turns messages into text and ids.
         ends: how a turn ends.
         end_marks: the end tokens as text, where text is split at them.
         closing_text: text that is put after an assistant's text.
@@ -110,49 +111,10 @@ class ChatTemplate:
         return other if uses_tools else self
 
     @property
-    def end_ids(self) -> frozenset[int]:
-        """Tokens that end an assistant turn; the end token is supervised."""
-        return self.ends.ids
-
-    @property
-    def closing(self) -> tuple[int, ...]:
-        """All tokens that are put after an assistant's text, end token included."""
-        return self.ends.closing
-
-    @property
     def reasoning_key(self) -> str | None:
         """The key of a message under which reasoning is read; None where none is read."""
         answer, calls = self.forms.reasoning
         return answer or calls
-
-    def rendered(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        tools: list[dict[str, Any]] | None = None,
-        prompt: bool = False,
-    ) -> Rendered:
-        """Return the conversation as text and ids.
-
-        Args:
-            messages: messages of the conversation.
-            tools: tools that are offered to the model.
-            prompt: whether to add the generation prompt, at which the model would begin its turn.
-
-        Raises:
-            RowSkipped: `template_error`: the messages are refused; `bad_text`: lone surrogates.
-        """
-        return self._rendering.rendered(messages, tools=tools, prompt=prompt)
-
-    def text(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        tools: list[dict[str, Any]] | None = None,
-        prompt: bool = False,
-    ) -> str:
-        """Return the conversation as text, as `rendered` does."""
-        return self._rendering.text(messages, tools=tools, prompt=prompt)
 
     def encode(self, text: str) -> np.ndarray:
         """Return the ids of rendered text, int32 [T].
@@ -161,28 +123,6 @@ class ChatTemplate:
             RowSkipped: `bad_text`: the text has lone surrogates.
         """
         return encoded(text, self._encoder).ids
-
-    def turn_end(self, turn: np.ndarray, *, calls: bool = False) -> int:
-        """Return the number of tokens of an assistant turn up to and including its end token.
-
-        Args:
-            turn: ids from the generation prompt's end to the end of the rendering, int32 [T].
-            calls: whether the turn has calls, which some templates do not close.
-
-        Raises:
-            RowSkipped: `no_turn_end`: the turn does not end in an end token and what may follow.
-        """
-        end = self.ends.end(turn, calls=calls)
-        if end is None:
-            expected = ", ".join(self.tokenizer.convert_ids_to_tokens(sorted(self.end_ids)))
-            found = self.tokenizer.convert_ids_to_tokens(turn[-4:].tolist())
-            lengths = " or ".join(str(len(tail)) for tail in self.ends.tails)
-            raise RowSkipped(
-                "no_turn_end",
-                f"expected one of {expected} and then {lengths} more tokens, found a turn that ends"
-                f" in {found}",
-            )
-        return end
 
     def prepared(
         self,
@@ -231,7 +171,9 @@ class ChatTemplate:
         if not tools:
             return True
         try:
-            text = self.text(messages, tools=[renamed(tool) for tool in tools], prompt=True)
+            text = self.rendering.text(
+                messages, tools=[renamed(tool) for tool in tools], prompt=True
+            )
         except RowSkipped:
             # the row's own rendering says why
             return True
@@ -297,30 +239,31 @@ class ChatTemplate:
     def _use(self, name: str) -> None:
         """Render with the template or the named renderer from now on, if it passes the checks."""
         self._chosen = name
-        self._rendering = self._template() if name == "template" else self._renderer(name)
-        self.name = self._rendering.name
+        self.rendering = self._template() if name == "template" else self._renderer(name)
+        self.name = self.rendering.name
         self._what = "the chat template" if name == "template" else f"the renderer {name}"
-        self.forms = find_forms(self.text)
+        self.forms = find_forms(self.rendering.text)
         self.ends = find_turn_ends(
-            lambda messages: self.rendered(messages).ids,
+            lambda messages: self.rendering.rendered(messages).ids,
             calls=self.forms.calling(),
-            named=self._named_ends | self._rendering.end_ids,
+            named=self._named_ends | self.rendering.end_ids,
             tokenizer=self.tokenizer,
-            origin=self._rendering.origin,
+            origin=self.rendering.origin,
         )
         self.end_marks = tuple(
             self.tokenizer.convert_ids_to_tokens(token)
-            for token in sorted(self.end_ids & self.added_ids)
+            for token in sorted(self.ends.ids & self.added_ids)
         )
         self.closing_text = self._find_closing_text()
-        self.prefill = find_prefill(self.text, marks=self._marks)
-        if isinstance(self._rendering, TemplateRendering):
-            self._check_round_trip(self._rendering)
+        self.prefill = find_prefill(self.rendering.text, marks=self._marks)
+        if isinstance(self.rendering, TemplateRendering):
+            self._check_round_trip(self.rendering)
 
     def _find_closing_text(self) -> str:
         user = {"role": "user", "content": "Hi"}
         texts = [
-            self.text([user, {"role": "assistant", "content": answer}])[::-1] for answer in ANSWERS
+            self.rendering.text([user, {"role": "assistant", "content": answer}])[::-1]
+            for answer in ANSWERS
         ]
         return os.path.commonprefix(texts)[::-1]
 
@@ -362,7 +305,7 @@ class ChatTemplate:
         the ids of their rendered text.
         """
         messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
-        if self.rendered(messages).ids.tolist() != rendering.tokenizers_ids(messages):
+        if self.rendering.rendered(messages).ids.tolist() != rendering.tokenizers_ids(messages):
             raise UserError(
                 f"{self.folder}: this tokenizer gives a rendered conversation other ids than its"
                 " text; it is not supported"

@@ -46,18 +46,31 @@ class TurnEnds:
     next_role: dict[str, tuple[int, ...]]
     calls_are_open: bool
 
-    def end(self, turn: np.ndarray, *, calls: bool = False) -> int | None:
-        """Return the number of tokens of a turn up to and including its end token, or None.
+    def end(self, turn: np.ndarray, *, calls: bool, tokenizer: Any) -> int:
+        """Return the number of tokens of a turn up to and including its end token.
 
         Args:
             turn: ids from the generation prompt's end to the end of the rendering, int32 [T].
-            calls: whether the turn has calls.
+            calls: whether the turn has calls, which some templates do not close.
+            tokenizer: the tokenizer, for messages.
+
+        Raises:
+            RowSkipped: `no_turn_end`: the turn does not end in an end token and what may follow.
         """
         for tail in self.tails:
             end = len(turn) - len(tail)
             if end > 0 and turn[end - 1] in self.ids and tuple(turn[end:].tolist()) == tail:
                 return end
-        return len(turn) if calls and self.calls_are_open else None
+        if calls and self.calls_are_open:
+            return len(turn)
+        expected = ", ".join(tokenizer.convert_ids_to_tokens(sorted(self.ids)))
+        found = tokenizer.convert_ids_to_tokens(turn[-4:].tolist())
+        lengths = " or ".join(str(len(tail)) for tail in self.tails)
+        raise RowSkipped(
+            "no_turn_end",
+            f"expected one of {expected} and then {lengths} more tokens, found a turn that ends in"
+            f" {found}",
+        )
 
     def closed(self, ids: np.ndarray, messages: Messages, place: int) -> np.ndarray:
         """Return a turn's ids with the token of the next role, where that ends the turn.

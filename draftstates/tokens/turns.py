@@ -86,7 +86,7 @@ def tokenise_conversation(
     check = ContentCheck(
         messages,
         tools,
-        template,
+        template.rendering,
         reasoning_key=template.reasoning_key,
         may_drop=may_drop,
         not_used=not_used,
@@ -150,8 +150,8 @@ def _turn(
     check: ContentCheck,
     is_open: bool,
 ) -> _Turn:
-    prompt = template.rendered(messages[:place], tools=tools, prompt=True)
-    turn = template.rendered(messages[: place + 1], tools=tools)
+    prompt = template.rendering.rendered(messages[:place], tools=tools, prompt=True)
+    turn = template.rendering.rendered(messages[: place + 1], tools=tools)
     if is_open:
         text = _without_end(turn.text, messages[place], len(prompt.text), template)
         turn = Rendered(text, template.encode(text))
@@ -163,7 +163,9 @@ def _turn(
     if not is_open:
         ids = template.ends.closed(ids, messages, place)
     calls = bool(messages[place].get("tool_calls"))
-    end = len(ids) if is_open else start + template.turn_end(ids[start:], calls=calls)
+    end = len(ids)
+    if not is_open:
+        end = start + template.ends.end(ids[start:], calls=calls, tokenizer=template.tokenizer)
     check.see(place, prompt.text, _answer_text(prompt.text, turn.text, ids[start:], template))
     if end == start:
         raise RowSkipped("no_supervised_tokens", "the answer was cut before its first token")
@@ -241,7 +243,7 @@ def _continuation(
             if _begins(answer, prompt.ids[-shared:]) and template.added_ids.intersection(
                 answer[:shared].tolist()
             ):
-                closing = [] if is_open else template.closing
+                closing = [] if is_open else template.ends.closing
                 return np.concatenate([answer[shared:], np.array(closing, dtype=np.int32)])
     raise RowSkipped(
         "prompt_not_prefix",
@@ -272,7 +274,7 @@ def _answer_start(
     bare = {key: value for key, value in message.items() if key != "tool_calls"} | {
         "content": thought + closer
     }
-    other = template.rendered([*messages[:place], bare], tools=tools).ids
+    other = template.rendering.rendered([*messages[:place], bare], tools=tools).ids
     shorter = min(len(ids), len(other))
     differing = np.flatnonzero(ids[:shorter] != other[:shorter])
     return max(int(differing[0]) if len(differing) else shorter, start)

@@ -109,12 +109,12 @@ def check_answers(template: ChatTemplate, messages: list[dict[str, Any]]) -> Non
     places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
     for sample, place in zip(samples, places, strict=False):
         # the first supervised token follows the server's prompt
-        prompt = template.rendered(messages[:place], prompt=True).ids.tolist()
+        prompt = template.rendering.rendered(messages[:place], prompt=True).ids.tolist()
         assert sample.input_ids[: len(prompt)].tolist() == prompt
         assert not sample.loss_mask[: len(prompt)].any() or len(samples) < len(answers)
         assert sample.loss_mask[len(prompt)] == 1
         last = int(sample.loss_mask.nonzero()[0][-1])
-        assert int(sample.input_ids[last]) in template.end_ids
+        assert int(sample.input_ids[last]) in template.ends.ids
 
 
 def targets(template: ChatTemplate, sample: Any) -> list[str]:

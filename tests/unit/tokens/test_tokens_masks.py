@@ -271,8 +271,8 @@ def test_todays_date_in_a_template_is_the_configured_one_so_that_ids_do_not_chan
     file.write_text("Today is {{ strftime_now('%d %b %Y') }}.\n" + CHATML)
     default = ChatTemplate(smollm2.folder, chat_template=file)
     other = ChatTemplate(smollm2.folder, chat_template=file, today=datetime.date(2031, 2, 3))
-    assert default.text(chat("Hi")).startswith("Today is 26 Jul 2024.\n")
-    assert other.text(chat("Hi")).startswith("Today is 03 Feb 2031.\n")
+    assert default.rendering.text(chat("Hi")).startswith("Today is 26 Jul 2024.\n")
+    assert other.rendering.text(chat("Hi")).startswith("Today is 03 Feb 2031.\n")
 
 
 def test_a_tokenizer_whose_text_is_not_what_it_would_send_is_refused(smollm2, monkeypatch) -> None:

@@ -192,11 +192,11 @@ def test_every_turn_is_learned_once_after_the_history_that_the_server_would_see(
             places = [
                 place
                 for place in range(1, len(messages), 2)
-                if loaded.encode(loaded.text(messages[:place], prompt=True)).tolist()
+                if loaded.encode(loaded.rendering.text(messages[:place], prompt=True)).tolist()
                 == sample.input_ids[:start].tolist()
             ]
             assert len(places) == 1
             learned += places
             end = mask.index(0, start) if 0 in mask[start:] else len(mask)
-            assert sample.input_ids[end - 1] in loaded.end_ids
+            assert sample.input_ids[end - 1] in loaded.ends.ids
     assert sorted(learned) == list(range(1, len(messages), 2))
