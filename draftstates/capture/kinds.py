@@ -1,4 +1,4 @@
-"""Kinds of servers that the taps do not reach, told by what the loaded runner holds.
+"""Kinds of servers and models that capture cannot use, told by what the loaded runner holds.
 
 A flag may have another name, or be SGLang's own choice; these are the facts that follow from it.
 What is not known here is caught at the first capture: a tap that sees no rows, or other rows than
@@ -8,7 +8,10 @@ the batch has, refuses the request.
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from draftstates.capture.seams import find
+from draftstates.model.family import LogitForm
 
 
 def unreachable(runner: Any, parallel: Any) -> Iterator[str]:
@@ -45,6 +48,33 @@ def unreachable(runner: Any, parallel: Any) -> Iterator[str]:
             "its prefill and decode are disaggregated: it answers no request by itself; start a"
             " server of its own"
         )
+
+
+def check_logits(model: torch.nn.Module, expected: LogitForm) -> None:
+    """Refuse a model whose logits are scaled or capped in another way than its `config.json` says.
+
+    Args:
+        model: the loaded model.
+        expected: `family.logits` of the model's configuration.
+
+    Raises:
+        SystemExit: names both forms.
+    """
+    for module in model.modules():
+        if not hasattr(module, "logit_scale") or not hasattr(module, "final_logit_softcapping"):
+            continue
+        scale = module.logit_scale
+        found = LogitForm(
+            scale=1.0 if scale is None else float(scale),
+            cap=float(module.final_logit_softcapping or 0) or None,
+        )
+        if abs(found.scale - expected.scale) > 1e-6 * abs(expected.scale) or (
+            found.cap != expected.cap
+        ):
+            raise SystemExit(
+                f"draftstates: alignment would compute the logits as {expected}, but SGLang"
+                f" computes them as {found}: this model's configuration is not understood"
+            )
 
 
 def _size(parallel: Any, name: str) -> int:

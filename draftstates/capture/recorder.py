@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from draftstates.capture import every_layer, kinds, logit_form, plugin, siblings, taps
+from draftstates.capture import every_layer, kinds, plugin, siblings, taps
 from draftstates.capture.admission import Admission
 from draftstates.capture.blocks import BlockPool
 from draftstates.capture.files import DestinationFile, Destinations
@@ -75,7 +75,7 @@ class Recorder:
         # SGLang's capture sums over ranks that may not see the same requests.
         self._own = OwnCapture(runner.model, inner) if parallel.attn_dp_size == 1 else None
         text = ModelFolder(Path(asked.model_path)).text
-        logit_form.check(runner.model, family.logits(text))
+        kinds.check_logits(runner.model, family.logits(text))
         self._final_scale = family.final_scale(text)
         if parallel.attn_tp_rank != 0:
             return

@@ -28,8 +28,8 @@ os.environ |= {
 import torch  # noqa: E402
 from families import FAMILIES, VOCABULARY, Family  # noqa: E402
 
-from draftstates.capture import logit_form, mla_cpu  # noqa: E402
-from draftstates.capture.kinds import unreachable  # noqa: E402
+from draftstates.capture import mla_cpu  # noqa: E402
+from draftstates.capture.kinds import check_logits, unreachable  # noqa: E402
 from draftstates.capture.own_capture import OwnCapture  # noqa: E402
 from draftstates.capture.stack import find_stack, first  # noqa: E402
 from draftstates.capture.taps import Taps  # noqa: E402
@@ -178,7 +178,7 @@ def run(name: str, work: Path) -> dict[str, Any]:
     )
     assert not list(unreachable(inner, get_parallel()))
     own = OwnCapture(inner.model, list(_CAPTURED))
-    logit_form.check(inner.model, conventions.logits(text))
+    check_logits(inner.model, conventions.logits(text))
     seen = {}
     processor = next(
         module for module in inner.model.modules() if type(module).__name__ == "LogitsProcessor"

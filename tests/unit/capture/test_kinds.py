@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from draftstates.capture import logit_form
-from draftstates.capture.kinds import unreachable
+from draftstates.capture.kinds import check_logits, unreachable
 from draftstates.model.family import LogitForm
 
 
@@ -90,8 +89,8 @@ def _model(scale: float | None, cap: float | None) -> torch.nn.Module:
 
 
 def test_logits_of_another_form_than_the_configurations_are_refused() -> None:
-    logit_form.check(_model(None, None), LogitForm())
-    logit_form.check(_model(0.125, 30.0), LogitForm(scale=0.125, cap=30.0))
+    check_logits(_model(None, None), LogitForm())
+    check_logits(_model(0.125, 30.0), LogitForm(scale=0.125, cap=30.0))
     for scale, cap in ((0.25, 30.0), (0.125, None), (None, 30.0)):
         with pytest.raises(SystemExit, match="alignment would compute the logits as LogitForm"):
-            logit_form.check(_model(scale, cap), LogitForm(scale=0.125, cap=30.0))
+            check_logits(_model(scale, cap), LogitForm(scale=0.125, cap=30.0))
