@@ -84,8 +84,7 @@ def extract_shard(
             recaptures=recaptures,
             copied=copied.receipts,
         )
-        # The server counts the copied rows too, so that it knows when the file is full.
-        protocol.growing_receipts(shard).write_bytes(protocol.copied_line(copied.rows))
+        protocol.say_copied(shard, copied.rows)
         left = [item for position, item in enumerate(work) if position not in copied.receipts]
         total = sum(len(item.input_ids) for item in left)
         captured = capture(

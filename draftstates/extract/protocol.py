@@ -134,9 +134,12 @@ def synced_line(rows: int) -> bytes:
     return (json.dumps({"synced": rows}) + "\n").encode()
 
 
-def copied_line(rows: int) -> bytes:
-    """Return the client's line, before its first request, that says how many rows are copied."""
-    return (json.dumps({"copied": rows}) + "\n").encode()
+def say_copied(shard: Path, rows: int) -> None:
+    """Begin the receipts of a shard with the client's line that says how many rows are copied.
+
+    The server counts them too, so that it knows when the file is full.
+    """
+    growing_receipts(shard).write_bytes((json.dumps({"copied": rows}) + "\n").encode())
 
 
 def growing_receipts(shard: Path) -> Path:

@@ -159,17 +159,13 @@ class ChatTemplate:
             raise RowSkipped("not_rendered", f"{self._what} ignores {', '.join(names)}", names)
         return [self.forms.formed(message) for message in messages]
 
-    def shows_tools(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
-    ) -> bool:
+    def shows_tools(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> bool:
         """Return whether the template shows the tools before a turn, or the messages quote them.
 
         Args:
             messages: the messages before the first turn.
             tools: the tools of the conversation.
         """
-        if not tools:
-            return True
         try:
             text = self.rendering.text(
                 messages, tools=[renamed(tool) for tool in tools], prompt=True

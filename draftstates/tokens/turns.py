@@ -78,7 +78,7 @@ def tokenise_conversation(
     messages = template.prepared(conversation, may_drop=may_drop, not_used=not_used)
     places = _places(messages, conversation, options, not_used)
     tools = conversation.tools
-    if not template.shows_tools(messages[: places[0]], tools):
+    if tools and not template.shows_tools(messages[: places[0]], tools):
         if "tools" not in may_drop:
             raise RowSkipped("not_rendered", "the chat template ignores the tools", ("tools",))
         tools = None

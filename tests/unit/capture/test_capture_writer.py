@@ -79,7 +79,7 @@ def test_the_file_is_reported_as_synced_when_its_last_row_is_written(bench: Benc
 
 
 def test_rows_that_the_client_copied_count_as_written(bench: Bench) -> None:
-    protocol.growing_receipts(bench.path).write_bytes(protocol.copied_line(7))
+    protocol.say_copied(bench.path, 7)
     bench.put(bench.destination(0, 5), 0, 5)
     _, reader = bench.receipts(1)
     assert (reader.copied_rows, reader.synced_rows) == (7, 12)
