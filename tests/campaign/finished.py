@@ -25,7 +25,7 @@ from workspace import (  # noqa: E402
 from draftstates import ShardDataset  # noqa: E402
 from draftstates.paths import Results  # noqa: E402
 
-_WORDS_FOR_TOKENS = ("tokenise", "sample_pages", "server")
+_WORDS_FOR_TOKENS = ("tokenise", "report_page", "server")
 _EXTRACT = """
 import runpy, sys
 sys.path.insert(0, {tests!r})

@@ -75,7 +75,7 @@ def test_decode_steps_write_nothing(server: Running) -> None:
     ]
     path = new_shard(server, samples)
     destination = protocol.Destination(
-        file=path.name,
+        file=str(path.relative_to(server.endpoint.root)),
         first_row=0,
         rows=20,
         ids_hash=ids.ids_hash(samples[0]),

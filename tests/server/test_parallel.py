@@ -69,7 +69,7 @@ def check_retraction(running: Running) -> None:
     bodies, first = [], 0
     for part in parts:
         destination = protocol.Destination(
-            file=path.name,
+            file=str(path.relative_to(running.endpoint.root)),
             first_row=first,
             rows=len(part),
             ids_hash=ids.ids_hash(part),
