@@ -173,6 +173,8 @@ def check_variables(*, spec: CaptureSpec) -> None:
     declared = dict(variable.split("=", 1) for variable in spec.engine_env)
     given = json.loads(os.environ[_GIVEN_VARIABLES])
     for name in sorted({*declared, *given}):
+        if reason := variables.refusal(name, given.get(name, declared.get(name))):
+            raise Refused(f"its environment has {name}={given.get(name)}: {reason}")
         if declared.get(name) != given.get(name):
             raise Refused(
                 f"its environment has {name}={given.get(name)}, expected {declared.get(name)}: put"

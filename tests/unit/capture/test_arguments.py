@@ -174,6 +174,24 @@ def test_numeric_variables_of_the_server_are_those_of_the_key(start: pytest.Monk
             numbers.check_variables(spec=spec_with(engine_env=key))
 
 
+@pytest.mark.parametrize("key", [(), ("DUMPER_SOURCE_PATCHER_CONFIG=x",)])
+def test_a_server_that_is_patched_is_refused_though_the_key_names_it(
+    start: pytest.MonkeyPatch, key: tuple[str, ...]
+) -> None:
+    start.setenv("DUMPER_SOURCE_PATCHER_CONFIG", "x")
+    numbers.remember_start()
+    with pytest.raises(numbers.Refused, match="it changes the server's program"):
+        numbers.check_variables(spec=spec_with(engine_env=key))
+
+
+def test_an_unknown_variable_of_the_engine_is_refused(start: pytest.MonkeyPatch) -> None:
+    start.setenv("SGLANG_OF_TOMORROW", "1")
+    numbers.remember_start()
+    with pytest.raises(numbers.Refused, match="has SGLANG_OF_TOMORROW=1, expected None: put"):
+        numbers.check_variables(spec=spec_with())
+    numbers.check_variables(spec=spec_with(engine_env=("SGLANG_OF_TOMORROW=1",)))
+
+
 def test_all_ranks_of_a_server_have_one_name(start: pytest.MonkeyPatch) -> None:
     numbers.remember_start()
     first = numbers.server_name()
