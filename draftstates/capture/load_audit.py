@@ -35,7 +35,7 @@ _COPIES = ("copy_", "__setitem__", "set_", "add_", "index_copy_")
 _VALUES = ("item", "tolist", "__float__", "__int__", "numpy")
 # Parameters of so many elements are kept as they were made, for those that no tensor fills.
 _SMALL = 1 << 16
-# A fused layer has a scale for each part; a checkpoint of fused layers fills the first.
+# A fused layer has a scale for each part; a checkpoint of fused layers fills the first alone.
 _SCALE_SLOTS = 16
 # Elements that are searched at once.
 _BLOCK = 1 << 26
@@ -148,9 +148,9 @@ def audited(
         left = _unfilled(data)
         if not left:
             continue
+        first_alone = _is_first_slot_alone(name, data, left)
         _put_back(data, made.get(name))
-        scale = name.endswith("_scale") and data.numel() <= _SCALE_SLOTS
-        if not (scale and left < data.numel()):
+        if not first_alone:
             findings.unfilled[name] = f"{left:,} of {data.numel():,}"
     return findings
 
@@ -168,6 +168,14 @@ def _unfilled(tensor: torch.Tensor) -> int:
     left = sum(int((block == pattern).sum()) for block in blocks)
     chance = 0 if tensor.is_floating_point() else _INTEGER_SHARE * tensor.numel()
     return left if left > chance else 0
+
+
+def _is_first_slot_alone(name: str, data: torch.Tensor, left: int) -> bool:
+    """Return whether exactly the first slot of a fused per-tensor scale is filled."""
+    if not name.endswith("_scale") or data.ndim != 1 or data.numel() > _SCALE_SLOTS:
+        return False
+    filled = int(_bits(data)[0]) != _PATTERN[data.element_size()]
+    return filled and left == data.numel() - 1
 
 
 def _put_back(tensor: torch.Tensor, made: torch.Tensor | None) -> None:

@@ -45,6 +45,8 @@ class Loading(torch.nn.Module):
                     self.packed.data[:] = torch.cat([tensor, tensor])
                 case "weight_scale":
                     self.weight_scale.data[0] = tensor
+                case "weight_scale.1" | "weight_scale.2":
+                    self.weight_scale.data[int(name[-1])] = tensor
         for thread in threads:
             thread.join()
 
@@ -94,6 +96,18 @@ def test_a_tensor_that_is_missing_leaves_its_parameter_unfilled(
     tensors = checkpoint()
     del tensors[name]
     assert audit(tensors)[1].unfilled == {parameter: left}
+
+
+@pytest.mark.parametrize(
+    ("slots", "left"),
+    [({"weight_scale", "weight_scale.1"}, "1 of 3"), ({"weight_scale.2"}, "2 of 3")],
+)
+def test_a_fused_scale_with_other_slots_than_the_first_alone_is_unfilled(
+    slots: set[str], left: str
+) -> None:
+    tensors = {name: each for name, each in checkpoint().items() if name != "weight_scale"}
+    _, found = audit({**tensors, **dict.fromkeys(slots, torch.tensor(0.5))})
+    assert found.unfilled == {"weight_scale": left}
 
 
 def test_a_tensor_that_the_model_skips_is_not_read() -> None:
