@@ -20,11 +20,11 @@ from pathlib import Path
 import torch
 from torch.utils._pytree import tree_map
 
-from draftstates.capture import plugin
+from draftstates.capture import numbers, plugin
 from draftstates.capture.settings import CaptureSettings
 from draftstates.files import publish_json
 from draftstates.model.folder import ModelFolder
-from draftstates.model.unused import why_unused
+from draftstates.model.unused import is_kv_scale, why_unused
 
 # A NaN as float8_e4m3fn, bfloat16 (and float16), float32 and float64, by the bytes of an element.
 _PATTERN = {1: 0x7F, 2: 0x7FA5, 4: 0x7FA5A5A5, 8: 0x7FA5A5A5A5A5A5A5}
@@ -187,23 +187,41 @@ def _put_back(tensor: torch.Tensor, made: torch.Tensor | None) -> None:
         tensor[unfilled] = made[unfilled]
 
 
-def faults(found: Findings, model: ModelFolder) -> list[str]:
+def faults(found: Findings, model: ModelFolder, *, scaled_cache: bool = False) -> list[str]:
     """Return the tensors that were not read and the parameters that were not filled, in words.
 
     Tensors that no state depends on are left out.
+
+    Args:
+        scaled_cache: whether the KV cache is held in a number format that needs scales. A
+            checkpoint may have none; then the cache's scales are 1.
     """
     tied = bool(model.text.get("tie_word_embeddings", model.config.get("tie_word_embeddings")))
+
+    def is_used(name: str, *, scaled: bool) -> bool:
+        return not why_unused(name, text=model.text, tied=tied, scaled_cache=scaled)
+
+    given = scaled_cache and any(is_kv_scale(name) for name in found.seen)
     unread = [
         f"{name} is in the checkpoint and was not read"
         for name in sorted(found.seen - found.read)
-        if not why_unused(name, text=model.text, tied=tied)
+        if is_used(name, scaled=scaled_cache)
     ]
     unfilled = [
         f"{name} is in the model and was not filled ({left} elements)"
         for name, left in sorted(found.unfilled.items())
-        if not why_unused(name, text=model.text, tied=tied)
+        if is_used(name, scaled=given)
     ]
     return unread + unfilled
+
+
+def _has_scaled_cache(runner: object) -> bool:
+    """Return whether a runner that has loaded its model will hold the KV cache with scales."""
+    asked = numbers.resolved(runner.server_args).get("kv_cache_dtype", "auto")
+    if asked != "auto":
+        return asked not in ("bf16", "bfloat16")
+    quantised = getattr(getattr(runner, "model", None), "quant_config", None)
+    return str(getattr(quantised, "kv_cache_quant_algo", None)).upper() == "FP8"
 
 
 class LoadAudit:
@@ -238,7 +256,7 @@ class LoadAudit:
             result = original(runner, *args, **kwargs)
         finally:
             self._active = False
-        self._judge(path, ModelFolder(Path(arguments.model_path)), time.monotonic() - started)
+        self._judge(path, runner, time.monotonic() - started)
         return result
 
     def around_load_weights(self, original: Callable, *args: object, **kwargs: object) -> object:
@@ -259,7 +277,8 @@ class LoadAudit:
         finally:
             del model.load_weights
 
-    def _judge(self, path: Path, model: ModelFolder, seconds: float) -> None:
+    def _judge(self, path: Path, runner: object, seconds: float) -> None:
+        model = ModelFolder(Path(runner.server_args.model_path))
         everywhere = _from_all_ranks(self._found)
         if None in everywhere:
             plugin.refuse(
@@ -267,7 +286,7 @@ class LoadAudit:
                 " safetensors without --load-format"
             )
         found = Findings.of_ranks(everywhere)
-        if said := faults(found, model):
+        if said := faults(found, model, scaled_cache=_has_scaled_cache(runner)):
             more = f"; and {len(said) - _SHOWN} more" if len(said) > _SHOWN else ""
             plugin.refuse(
                 f"it does not load {model.path} as it is: {'; '.join(said[:_SHOWN])}{more}. Its"

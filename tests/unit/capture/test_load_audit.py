@@ -2,10 +2,12 @@
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from draftstates.capture import load_audit
 from draftstates.capture.load_audit import Findings, audited, faults
 from draftstates.model.folder import ModelFolder
 
@@ -136,3 +138,37 @@ def test_the_message_names_tensors_that_states_depend_on_and_no_others(tmp_path:
         "model.layers.0.mlp.up_proj.bias is in the checkpoint and was not read",
         "model.norm.weight is in the model and was not filled (64 of 64 elements)",
     ]
+
+
+def test_scales_of_the_kv_cache_count_where_the_cache_has_them(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 4}')
+    model = ModelFolder(tmp_path)
+    k, v = (f"model.layers.0.self_attn.{name}" for name in ("k_proj.k_scale", "attn.v_scale"))
+    found = Findings(seen={k}, read=set(), unfilled={v: "1 of 1"})
+    assert faults(found, model) == []
+    assert faults(found, model, scaled_cache=True) == [
+        f"{k} is in the checkpoint and was not read",
+        f"{v} is in the model and was not filled (1 of 1 elements)",
+    ]
+    # a checkpoint without scales leaves them at 1
+    none = Findings(unfilled={v: "1 of 1"})
+    assert faults(none, model, scaled_cache=True) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "declared", "scaled"),
+    [
+        ("auto", None, False),
+        ("auto", "FP8", True),
+        ("fp8_e4m3", None, True),
+        ("bfloat16", "FP8", False),
+    ],
+)
+def test_a_cache_has_scales_where_it_is_asked_or_declared_in_fp8(
+    asked: str, declared: str | None, scaled: bool
+) -> None:
+    runner = SimpleNamespace(
+        server_args=SimpleNamespace(kv_cache_dtype=asked),
+        model=SimpleNamespace(quant_config=SimpleNamespace(kv_cache_quant_algo=declared)),
+    )
+    assert load_audit._has_scaled_cache(runner) is scaled
