@@ -5,12 +5,13 @@ for, without a word. The audit passes the checkpoint's tensors on as a subclass 
 through views, casts, stacks and loader threads until it is copied into something else. It fills the
 parameters beforehand with a bit pattern that no checkpoint holds, and searches for it afterwards.
 
-The audit is made once for each model, engine and parallel layout, and its result kept below the
-server's root.
+The audit is made once for each capture key, engine and parallel layout, and its result kept below
+the server's root.
 """
 
 import dataclasses
 import hashlib
+import importlib
 import json
 import threading
 import time
@@ -23,6 +24,7 @@ from torch.utils._pytree import tree_map
 from draftstates.capture import numbers, plugin
 from draftstates.capture.settings import CaptureSettings
 from draftstates.files import publish_json
+from draftstates.model import unused
 from draftstates.model.folder import ModelFolder
 from draftstates.model.unused import is_kv_scale, why_unused
 
@@ -41,7 +43,9 @@ _SCALE_SLOTS = 16
 _BLOCK = 1 << 26
 _SHOWN = 12
 _LAYOUT = ("tp_size", "dp_size", "ep_size", "attn_dp_size", "moe_dp_size", "enable_dp_attention")
-_VERSION = 1
+_PACKAGES = ("sglang", "transformers", "torch")
+# The code that decides an audit's result.
+_CODE = (Path(__file__), Path(unused.__file__))
 
 
 @dataclasses.dataclass
@@ -249,7 +253,7 @@ class LoadAudit:
         if getattr(runner, "is_draft_worker", False) or arguments.load_format == "dummy":
             return original(runner, *args, **kwargs)
         path = self._settings.root / ".audits" / f"{self._key(arguments)}.json"
-        if all(_from_all_ranks(path.exists())):
+        if all(_from_all_ranks(_has_passed(path))):
             return original(runner, *args, **kwargs)
         started, self._active, self._found = time.monotonic(), True, None
         try:
@@ -293,16 +297,34 @@ class LoadAudit:
                 " model file does not know this checkpoint's configuration, or a tensor is missing"
             )
         # Ranks and servers that start together write the same.
-        counts = {"tensors": len(found.seen), "read": len(found.read)}
+        counts = {"key": path.stem, "tensors": len(found.seen), "read": len(found.read)}
         publish_json({**counts, "seconds": round(seconds, 1)}, path)
 
     def _key(self, arguments: object) -> str:
-        import sglang
-
-        layout = {name: getattr(arguments, name, None) for name in _LAYOUT}
-        parts = [_VERSION, self._settings.spec.model_digest, sglang.__version__, layout]
+        """Return a digest of all that an audit's result follows from."""
+        given = numbers.resolved(arguments)
+        parts = {
+            "capture": self._settings.spec.key,
+            "layout": {name: given.get(name) for name in _LAYOUT},
+            "versions": {name: _version(name) for name in _PACKAGES},
+            "audit": [hashlib.sha256(file.read_bytes()).hexdigest() for file in _CODE],
+        }
         text = json.dumps(parts, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _version(package: str) -> str:
+    # a package that was copied into place has no metadata
+    return importlib.import_module(package).__version__
+
+
+def _has_passed(path: Path) -> bool:
+    """Return whether a file is the result of an audit that passed, under its own name."""
+    try:
+        result = json.loads(path.read_text())
+        return result["key"] == path.stem and 0 < result["read"] <= result["tensors"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
 
 
 def _from_all_ranks(value: object) -> list:
