@@ -97,7 +97,7 @@ _REFUSED = (
 _ALLOCATORS = re.compile(
     r"(\S*/)?lib(tcmalloc\w*|jemalloc|mimalloc|tbbmalloc\w*|iomp5|gomp)(-[0-9a-f]+)?\.so[.\d]*"
 )
-# A value that names a file, whose content is not in the value.
+FILE = "its value names a file, whose content the capture key does not cover"
 _FILE = re.compile(
     r"(^|[=,:;\"])(~|\.{0,2}/)|\.(json|ya?ml|toml|py|so|csv|txt|bin|pt|safetensors)$"
 )
@@ -136,9 +136,14 @@ def refusal(name: str, value: str) -> str | None:
     for names, reason in _REFUSED:
         if names.fullmatch(name) and not _is_allocator(name, value):
             return reason
-    if changes_numbers(name) and not _is_allocator(name, value) and _FILE.search(value):
-        return "its value names a file, whose content the capture key does not cover"
+    if changes_numbers(name) and not _is_allocator(name, value) and names_a_file(value):
+        return FILE
     return None
+
+
+def names_a_file(value: str) -> bool:
+    """Return whether a value of a variable or a flag names a file or a folder."""
+    return _FILE.search(value) is not None
 
 
 def server_problems(variables: Mapping[str, str]) -> list[str]:
