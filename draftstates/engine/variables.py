@@ -18,7 +18,7 @@ _LIBRARIES = re.compile(
     r"(SGLANG|SGL|DUMPER|ROCM|HIP|HIPBLAS\w*|ROCBLAS|MIOPEN|RCCL|TRTLLM|TLLM|TENSORRT|FLASHINFER"
     r"|FLASHMLA|FLASH_ATTENTION|VLLM|AITER\w*|FLYDSL|DG|DEEPGEMM|DEEPEP|DEEP_NORMAL_MODE|MORI"
     r"|TILELANG|CUTE|CUTLASS|TRITON|(PY)?TORCH\w*|CUBLAS\w*|CUDNN|NVIDIA_TF32|NVTE|NCCL|DNNL|ONEDNN"
-    r"|MKL|KT|LMCACHE|MOE|XFORMERS|USE_TRITON|USE_ROCM|ENABLE_JIT|LD)_\w+|IS_H200"
+    r"|MKL|CK|ASCEND_USE|MINIMAX|KT|LMCACHE|MOE|XFORMERS|USE_TRITON|USE_ROCM|ENABLE_JIT|LD)_\w+|IS_H200"
 )
 # Parts of names that speak of a number format or of accuracy: no pattern below forgives these.
 _NUMBERS = re.compile(
@@ -113,6 +113,8 @@ def changes_numbers(name: str) -> bool:
     libraries that is not known to be harmless."""
     if is_own(name) or name in _NAMED_HARMLESS or not _LIBRARIES.fullmatch(name):
         return False
+    if any(names.fullmatch(name) for names, _ in _REFUSED):
+        return True
     return _NUMBERS.search(name) is not None or _CHANGES_NOTHING.fullmatch(name) is None
 
 
