@@ -56,6 +56,7 @@ def main() -> None:
             api_key=address.api_key,
             root=settings.results.resolve(),
             fresh_namespace=address.launcher == "external",
+            server=address.server,
         )
         figures = extract.extract_shard(
             tokens,

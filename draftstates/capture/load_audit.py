@@ -5,12 +5,13 @@ for, without a word. The audit passes the checkpoint's tensors on as a subclass 
 through views, casts, stacks and loader threads until it is copied into something else. It fills the
 parameters beforehand with a bit pattern that no checkpoint holds, and searches for it afterwards.
 
-The audit is made once for each model, engine and parallel layout, and its result kept below the
-server's root.
+The audit is made once for each capture key, engine and parallel layout, and its result kept below
+the server's root.
 """
 
 import dataclasses
 import hashlib
+import importlib
 import json
 import threading
 import time
@@ -20,11 +21,12 @@ from pathlib import Path
 import torch
 from torch.utils._pytree import tree_map
 
-from draftstates.capture import plugin
+from draftstates.capture import numbers, plugin
 from draftstates.capture.settings import CaptureSettings
 from draftstates.files import publish_json
+from draftstates.model import unused
 from draftstates.model.folder import ModelFolder
-from draftstates.model.unused import why_unused
+from draftstates.model.unused import is_kv_scale, why_unused
 
 # A NaN as float8_e4m3fn, bfloat16 (and float16), float32 and float64, by the bytes of an element.
 _PATTERN = {1: 0x7F, 2: 0x7FA5, 4: 0x7FA5A5A5, 8: 0x7FA5A5A5A5A5A5A5}
@@ -35,13 +37,15 @@ _COPIES = ("copy_", "__setitem__", "set_", "add_", "index_copy_")
 _VALUES = ("item", "tolist", "__float__", "__int__", "numpy")
 # Parameters of so many elements are kept as they were made, for those that no tensor fills.
 _SMALL = 1 << 16
-# A fused layer has a scale for each part; a checkpoint of fused layers fills the first.
+# A fused layer has a scale for each part; a checkpoint of fused layers fills the first alone.
 _SCALE_SLOTS = 16
 # Elements that are searched at once.
 _BLOCK = 1 << 26
 _SHOWN = 12
 _LAYOUT = ("tp_size", "dp_size", "ep_size", "attn_dp_size", "moe_dp_size", "enable_dp_attention")
-_VERSION = 1
+_PACKAGES = ("sglang", "transformers", "torch")
+# The code that decides an audit's result.
+_CODE = (Path(__file__), Path(unused.__file__))
 
 
 @dataclasses.dataclass
@@ -148,9 +152,9 @@ def audited(
         left = _unfilled(data)
         if not left:
             continue
+        first_alone = _is_first_slot_alone(name, data, left)
         _put_back(data, made.get(name))
-        scale = name.endswith("_scale") and data.numel() <= _SCALE_SLOTS
-        if not (scale and left < data.numel()):
+        if not first_alone:
             findings.unfilled[name] = f"{left:,} of {data.numel():,}"
     return findings
 
@@ -170,6 +174,14 @@ def _unfilled(tensor: torch.Tensor) -> int:
     return left if left > chance else 0
 
 
+def _is_first_slot_alone(name: str, data: torch.Tensor, left: int) -> bool:
+    """Return whether exactly the first slot of a fused per-tensor scale is filled."""
+    if not name.endswith("_scale") or data.ndim != 1 or data.numel() > _SCALE_SLOTS:
+        return False
+    filled = int(_bits(data)[0]) != _PATTERN[data.element_size()]
+    return filled and left == data.numel() - 1
+
+
 def _put_back(tensor: torch.Tensor, made: torch.Tensor | None) -> None:
     """Give the unfilled elements the values that they were made with, or zeros."""
     unfilled = _bits(tensor) == _PATTERN[tensor.element_size()]
@@ -179,23 +191,41 @@ def _put_back(tensor: torch.Tensor, made: torch.Tensor | None) -> None:
         tensor[unfilled] = made[unfilled]
 
 
-def faults(found: Findings, model: ModelFolder) -> list[str]:
+def faults(found: Findings, model: ModelFolder, *, scaled_cache: bool = False) -> list[str]:
     """Return the tensors that were not read and the parameters that were not filled, in words.
 
     Tensors that no state depends on are left out.
+
+    Args:
+        scaled_cache: whether the KV cache is held in a number format that needs scales. A
+            checkpoint may have none; then the cache's scales are 1.
     """
     tied = bool(model.text.get("tie_word_embeddings", model.config.get("tie_word_embeddings")))
+
+    def is_used(name: str, *, scaled: bool) -> bool:
+        return not why_unused(name, text=model.text, tied=tied, scaled_cache=scaled)
+
+    given = scaled_cache and any(is_kv_scale(name) for name in found.seen)
     unread = [
         f"{name} is in the checkpoint and was not read"
         for name in sorted(found.seen - found.read)
-        if not why_unused(name, text=model.text, tied=tied)
+        if is_used(name, scaled=scaled_cache)
     ]
     unfilled = [
         f"{name} is in the model and was not filled ({left} elements)"
         for name, left in sorted(found.unfilled.items())
-        if not why_unused(name, text=model.text, tied=tied)
+        if is_used(name, scaled=given)
     ]
     return unread + unfilled
+
+
+def _has_scaled_cache(runner: object) -> bool:
+    """Return whether a runner that has loaded its model will hold the KV cache with scales."""
+    asked = numbers.resolved(runner.server_args).get("kv_cache_dtype", "auto")
+    if asked != "auto":
+        return asked not in ("bf16", "bfloat16")
+    quantised = getattr(getattr(runner, "model", None), "quant_config", None)
+    return str(getattr(quantised, "kv_cache_quant_algo", None)).upper() == "FP8"
 
 
 class LoadAudit:
@@ -223,14 +253,14 @@ class LoadAudit:
         if getattr(runner, "is_draft_worker", False) or arguments.load_format == "dummy":
             return original(runner, *args, **kwargs)
         path = self._settings.root / ".audits" / f"{self._key(arguments)}.json"
-        if all(_from_all_ranks(path.exists())):
+        if all(_from_all_ranks(_has_passed(path))):
             return original(runner, *args, **kwargs)
         started, self._active, self._found = time.monotonic(), True, None
         try:
             result = original(runner, *args, **kwargs)
         finally:
             self._active = False
-        self._judge(path, ModelFolder(Path(arguments.model_path)), time.monotonic() - started)
+        self._judge(path, runner, time.monotonic() - started)
         return result
 
     def around_load_weights(self, original: Callable, *args: object, **kwargs: object) -> object:
@@ -251,7 +281,8 @@ class LoadAudit:
         finally:
             del model.load_weights
 
-    def _judge(self, path: Path, model: ModelFolder, seconds: float) -> None:
+    def _judge(self, path: Path, runner: object, seconds: float) -> None:
+        model = ModelFolder(Path(runner.server_args.model_path))
         everywhere = _from_all_ranks(self._found)
         if None in everywhere:
             plugin.refuse(
@@ -259,23 +290,41 @@ class LoadAudit:
                 " safetensors without --load-format"
             )
         found = Findings.of_ranks(everywhere)
-        if said := faults(found, model):
+        if said := faults(found, model, scaled_cache=_has_scaled_cache(runner)):
             more = f"; and {len(said) - _SHOWN} more" if len(said) > _SHOWN else ""
             plugin.refuse(
                 f"it does not load {model.path} as it is: {'; '.join(said[:_SHOWN])}{more}. Its"
                 " model file does not know this checkpoint's configuration, or a tensor is missing"
             )
         # Ranks and servers that start together write the same.
-        counts = {"tensors": len(found.seen), "read": len(found.read)}
+        counts = {"key": path.stem, "tensors": len(found.seen), "read": len(found.read)}
         publish_json({**counts, "seconds": round(seconds, 1)}, path)
 
     def _key(self, arguments: object) -> str:
-        import sglang
-
-        layout = {name: getattr(arguments, name, None) for name in _LAYOUT}
-        parts = [_VERSION, self._settings.spec.model_digest, sglang.__version__, layout]
+        """Return a digest of all that an audit's result follows from."""
+        given = numbers.resolved(arguments)
+        parts = {
+            "capture": self._settings.spec.key,
+            "layout": {name: given.get(name) for name in _LAYOUT},
+            "versions": {name: _version(name) for name in _PACKAGES},
+            "audit": [hashlib.sha256(file.read_bytes()).hexdigest() for file in _CODE],
+        }
         text = json.dumps(parts, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _version(package: str) -> str:
+    # a package that was copied into place has no metadata
+    return importlib.import_module(package).__version__
+
+
+def _has_passed(path: Path) -> bool:
+    """Return whether a file is the result of an audit that passed, under its own name."""
+    try:
+        result = json.loads(path.read_text())
+        return result["key"] == path.stem and 0 < result["read"] <= result["tensors"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
 
 
 def _from_all_ranks(value: object) -> list:

@@ -7,7 +7,9 @@ given, and by what the rank that writes really holds.
 
 import json
 import os
+import re
 import uuid
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -88,15 +90,50 @@ class Refused(Exception):
 
 
 def remember_start() -> None:
-    """Note what the server was given, in its first process, before SGLang changes anything."""
-    given = json.dumps(variables.numeric(os.environ), sort_keys=True)
-    os.environ.setdefault(_GIVEN_VARIABLES, given)
-    os.environ.setdefault(_SERVER, uuid.uuid4().hex)
+    """Note what the server was given, in its first process, before SGLang changes anything.
+
+    The note is bound to that process: what a server of another process left in the environment is
+    written over.
+    """
+    if _is_of_this_server(os.environ.get(_SERVER, "")):
+        return
+    pid = os.getpid()
+    os.environ[_GIVEN_VARIABLES] = json.dumps(variables.numeric(os.environ), sort_keys=True)
+    os.environ[_SERVER] = f"{pid}:{_parent_and_start(pid)[1]}:{uuid.uuid4().hex}"
+
+
+def _is_of_this_server(note: str) -> bool:
+    """Return whether a note was written by this process, or by one that it descends from.
+
+    Args:
+        note: `<pid>:<start time in clock ticks>:<name>`, or any other text.
+    """
+    if not re.fullmatch(r"\d+:\d+:[0-9a-f]{32}", note) or _GIVEN_VARIABLES not in os.environ:
+        return False
+    first, started = map(int, note.split(":")[:2])
+    pid = os.getpid()
+    while pid:
+        try:
+            parent, start = _parent_and_start(pid)
+        except OSError:
+            # a process that ended meanwhile, or of another user
+            return False
+        if (pid, start) == (first, started):
+            return True
+        pid = parent
+    return False
+
+
+def _parent_and_start(pid: int) -> tuple[int, int]:
+    """Return a process's parent and start time, which tells it from others with its number."""
+    # the name in parentheses may contain any character
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return int(fields[1]), int(fields[19])
 
 
 def server_name() -> str:
     """Return a name that all ranks of this server share, and no other server."""
-    return os.environ[_SERVER]
+    return os.environ[_SERVER].rsplit(":", 1)[-1]
 
 
 def remember_arguments(asked: Any) -> None:
@@ -173,6 +210,8 @@ def check_variables(*, spec: CaptureSpec) -> None:
     declared = dict(variable.split("=", 1) for variable in spec.engine_env)
     given = json.loads(os.environ[_GIVEN_VARIABLES])
     for name in sorted({*declared, *given}):
+        if reason := variables.refusal(name, given.get(name, declared.get(name))):
+            raise Refused(f"its environment has {name}={given.get(name)}: {reason}")
         if declared.get(name) != given.get(name):
             raise Refused(
                 f"its environment has {name}={given.get(name)}, expected {declared.get(name)}: put"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from draftstates.capture import every_layer, kinds, plugin, siblings, taps
+from draftstates.capture import every_layer, kinds, numbers, plugin, siblings, taps
 from draftstates.capture.admission import Admission
 from draftstates.capture.blocks import BlockPool
 from draftstates.capture.files import DestinationFile, Destinations
@@ -162,7 +162,9 @@ class Recorder:
         for destination, start, length in zip(
             destinations, batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu, strict=False
         ):
-            answer: dict = {"plugin": VERSION} if destination else {}
+            answer: dict = {}
+            if destination:
+                answer |= {"plugin": VERSION, "server": numbers.server_name()}
             if destination and (refusal := self._admission.refusal(destination) or reading.error):
                 answer["error"] = refusal
                 destination = None

@@ -29,8 +29,8 @@ OTHERS = (
     "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
     ".resume_memory_occupation",
 )
-# Sums of each parameter: equal parts of it, so that exchanged rows are seen too.
-_PARTS = 64
+# Words that are summed at once, each times a factor of its place, so that exchanges are seen.
+_WORDS = 1 << 20
 
 
 class Weights:
@@ -128,39 +128,61 @@ def _saying(method: Callable, weights: Weights, name: str) -> Callable:
 
 
 def fingerprint(model: torch.nn.Module) -> str | None:
-    """Return a checksum of all parameters, or None where one of them cannot be read as bytes."""
+    """Return a checksum of all parameters and stored buffers, or None where one of them cannot be
+    read as bytes."""
     sums: dict[torch.device, list[torch.Tensor]] = {}
+    factors: dict[torch.device, torch.Tensor] = {}
     digest = hashlib.sha256()
     with torch.no_grad():
-        for name, weight in model.named_parameters():
+        for name, weight in _stored(model):
             digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}\0".encode())
+            if weight.is_meta or not weight.numel():
+                continue
+            if weight.device not in factors:
+                factors[weight.device] = _factors(weight.device)
             try:
-                sums.setdefault(weight.device, []).extend(_sums(weight.data))
+                found = _sums(weight.data, factors[weight.device])
             except (RuntimeError, NotImplementedError):
                 return None
+            sums.setdefault(weight.device, []).extend(found)
     for device in sorted(sums, key=str):
-        digest.update(torch.cat(sums[device]).cpu().numpy().tobytes())
+        digest.update(torch.stack(sums[device]).cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
-def _sums(weight: torch.Tensor) -> list[torch.Tensor]:
-    """Return sums over equal parts of a tensor's memory, and over the rest; int64 [n] each."""
-    if weight.is_meta or not weight.numel():
-        return []
+def _stored(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield parameters, and those buffers that a checkpoint may hold."""
+    yield from model.named_parameters()
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}", buffer
+
+
+def _factors(device: torch.device) -> torch.Tensor:
+    """Return an odd factor for each place, in no regular order; int64 [_WORDS]."""
+    mixed = torch.arange(1, _WORDS + 1, dtype=torch.int64, device=device)
+    mixed *= 0x1E3779B97F4A7C15
+    mixed ^= mixed >> 29
+    mixed *= 0x3F58476D1CE4E5B9
+    mixed ^= mixed >> 32
+    return mixed | 1
+
+
+def _sums(weight: torch.Tensor, factors: torch.Tensor) -> list[torch.Tensor]:
+    """Return sums over parts of a tensor's memory, modulo 2^64; int64 [] each."""
     dense = torch.ops.aten.is_non_overlapping_and_dense(weight)
     flat = (
         weight.as_strided((weight.numel(),), (1,), weight.storage_offset())
         if dense
         else weight.reshape(-1)
     ).view(torch.uint8)
-    words = flat[: flat.numel() // 4 * 4]
+    words, rest = flat[: flat.numel() // 4 * 4], flat[flat.numel() // 4 * 4 :]
     # an offset that is no multiple of 4 bytes leaves bytes
     aligned = words.storage_offset() % 4 == 0
     words = words.view(torch.int32) if aligned else words
-    length = words.numel() // _PARTS
-    parts = words[: length * _PARTS].view(_PARTS, length)
     return [
-        parts.sum(1, dtype=torch.int64),
-        words[length * _PARTS :].sum(dtype=torch.int64)[None],
-        flat[flat.numel() // 4 * 4 :].sum(dtype=torch.int64)[None],
+        (part * factors[: part.numel()]).sum()
+        for part in (*words.split(_WORDS), rest)
+        if part.numel()
     ]

@@ -5,7 +5,10 @@ The names are those of SGLang 0.5.17 to 0.5.23. The module needs no SGLang: a co
 checked where only a container has it. SGLang's own parser is asked by `capture.arguments`.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
+
+from draftstates.engine import variables
 
 _FREE = (
     # devices, processes, loading
@@ -74,6 +77,7 @@ REFUSED = {
         ("--model-path --model", "use model.path"),
         ("--tokenizer-path --tokenizer-mode --tokenizer-backend --chat-template", _OWN),
         ("--served-model-name --weight-version --revision --download-dir", _OWN),
+        ("--help -h", "it prints a help text and starts no server"),
         ("--dtype", "use capture.compute_dtype"),
         ("--trust-remote-code", "use model.trust_remote_code"),
         ("--config --host --port --api-key --admin-api-key --ssl-* --enable-http2", _OWN),
@@ -180,6 +184,9 @@ _CHECKED_ELSEWHERE = {
     _PIPELINE,
     *(reason for reason in REFUSED.values() if reason.startswith(("use ", "a server is on"))),
 }
+# A flag of one dash, which is no number.
+_SHORT = re.compile(r"-[A-Za-z]\w*")
+_NEGATION = re.compile(r"--(no-)?(enable-|disable-)?")
 # Flags whose effect on the numbers is named even where the flag is abbreviated.
 _KNOWN_NUMERIC = ("--quantization", "--kv-cache-dtype", "--torchao-config", "--modelopt-quant")
 
@@ -194,7 +201,7 @@ def split(arguments: Iterable[str]) -> list[tuple[str, list[str]]]:
     """
     flags: list[tuple[str, list[str]]] = []
     for argument in arguments:
-        if not argument.startswith("--"):
+        if not argument.startswith("--") and not _SHORT.fullmatch(argument):
             if not flags:
                 raise ValueError(f"expected a flag such as --log-level, found {argument!r}")
             flags[-1][1].append(argument)
@@ -256,7 +263,12 @@ def engine_problems(arguments: Sequence[str]) -> list[str]:
         for name in dict.fromkeys(names)
         if names.count(name) > 1
     ]
-    return misplaced + twice + _problems(arguments, otherwise=None, allowed=ALLOWED)
+    files = [
+        f"{name} is not accepted here: {variables.FILE}"
+        for name, values in split(arguments)
+        if name not in ALLOWED and not refusal(name) and any(map(variables.names_a_file, values))
+    ]
+    return misplaced + twice + files + _problems(arguments, otherwise=None, allowed=ALLOWED)
 
 
 def _problems(
@@ -271,7 +283,7 @@ def _problems(
         names = [name for name, _ in split(arguments)]
     except ValueError as error:
         return [str(error)]
-    reasons = []
+    reasons = _contradictions(names)
     for name in names:
         if name in allowed:
             continue
@@ -279,6 +291,18 @@ def _problems(
         if reason:
             reasons.append(f"{name} is not accepted here: {reason}")
     return reasons
+
+
+def _contradictions(names: Sequence[str]) -> list[str]:
+    """Return a reason for each flag that stands beside its negation, whatever the order."""
+    by_subject: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        by_subject.setdefault(_NEGATION.sub("", name, count=1), []).append(name)
+    return [
+        f"{' and '.join(same)} contradict each other: keep one of them"
+        for same in by_subject.values()
+        if len(same) > 1 and any(name.startswith(("--no-", "--disable-")) for name in same)
+    ]
 
 
 def refusal(name: str) -> str | None:

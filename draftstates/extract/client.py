@@ -59,6 +59,7 @@ class Captured:
         no_capture: why SGLang gave no second reading of the layers; only for a self-test request.
         settings: the settings of the rank that wrote; only for a self-test request.
         weights: the mark of that rank's weights, if they were updated; as `settings`.
+        server: the name that the server gave itself when it started.
     """
 
     work: Work
@@ -70,6 +71,7 @@ class Captured:
     no_capture: str = ""
     settings: dict[str, dict[str, str]] | None = None
     weights: str | None = None
+    server: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,6 +80,8 @@ class Endpoint:
 
     Attributes:
         root: folder below which the server writes, as this machine names it.
+        server: the name of the server that passed the self-test; another that answers under the
+            address was started since. None takes any.
         fresh_namespace: send an `extra_key` of its own with each attempt, which a server with a
             radix cache needs.
     """
@@ -86,6 +90,7 @@ class Endpoint:
     api_key: str | None
     root: Path
     fresh_namespace: bool = False
+    server: str | None = None
 
 
 class CaptureFailed(Exception):
@@ -208,6 +213,8 @@ class Client:
         )
         meta = await self._generate(work, destination)
         answer = _answer(meta)
+        server = _optional(answer, "server", str)
+        _check_server(server, tested=self._endpoint.server)
         prompt_tokens, cached_tokens = _count(meta, "prompt_tokens"), _count(meta, "cached_tokens")
         if prompt_tokens != rows:
             raise CaptureFailed(f"{rows} tokens sent, the server counted {prompt_tokens}")
@@ -224,6 +231,7 @@ class Client:
             no_capture=_optional(answer, "no_capture", str) or "",
             settings=_optional(answer, "settings", dict),
             weights=_optional(answer, "weights", str),
+            server=server,
         )
 
     async def _generate(self, work: Work, destination: protocol.Destination) -> dict:
@@ -370,6 +378,15 @@ def _answer(meta: dict) -> dict:
     if "error" in answer:
         raise CaptureFailed(str(answer["error"]))
     return answer
+
+
+def _check_server(found: str | None, *, tested: str | None) -> None:
+    """Refuse the answer of a server that was started after the self-test."""
+    if tested is not None and found != tested:
+        raise CaptureFailed(
+            f"expected the server {tested}, which passed the self-test, found {found}: it was"
+            " started again since; start the run again, which tests the new one first"
+        )
 
 
 def _check_counts(

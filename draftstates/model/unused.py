@@ -14,26 +14,34 @@ _REASONS = (
         r"(^|\.)(rotary_emb|rotary_pos_emb|rope)\.(\w+_)?(inv_freq|cos_cached|sin_cached)$",
     ),
     ("attention mask", r"(^|\.)attn\.(masked_)?bias$|(^|\.)attention\.(masked_)?bias$"),
-    # Scales of the KV cache, which is held in the compute dtype.
-    ("scale of the KV cache", r"(^|\.)([kv]|kv|[kv]_proj\.[kv]|[kv]_proj\.output)_scale$"),
     ("draft layers", r"(^|\.)(mtp|eagle|nextn|model_mtp|mtp_block)\w*\."),
-    (
-        "other modality",
-        r"(^|\.)(vision|visual|image|audio|speech|video|vit|vq|siglip|aligner|connector"
-        r"|mm_projector|multi_modal_projector|embed_vision|embed_audio|patch_merger)\w*\.",
-    ),
 )
+_KV_SCALE = re.compile(r"(^|\.)([kv]|kv|[kv]_proj\.[kv]|[kv]_proj\.output)_scale$")
+_OTHER_MODALITY = re.compile(
+    r"(^|\.)(vision|visual|image|audio|speech|video|vit|vq|siglip|aligner|connector"
+    r"|mm_projector|multi_modal_projector|embed_vision|embed_audio|patch_merger)\w*\."
+)
+# The first list of layers in a name: what stands after it is a part of a layer.
+_LIST = re.compile(r"(^|\.)(layers?|h|blocks?)\.\d+\.")
 _LAYER = re.compile(r"(^|\.)layers\.(\d+)\.")
 _HEAD = re.compile(r"(^|\.)lm_head\.\w+$")
 
 
-def why_unused(name: str, *, text: Mapping[str, Any], tied: bool) -> str | None:
+def is_kv_scale(name: str) -> bool:
+    """Return whether a tensor is a scale of the KV cache."""
+    return _KV_SCALE.search(name) is not None
+
+
+def why_unused(
+    name: str, *, text: Mapping[str, Any], tied: bool, scaled_cache: bool = False
+) -> str | None:
     """Return why no state depends on a tensor, or None where one does.
 
     Args:
         name: the tensor's name in the checkpoint, or the parameter's in the loaded model.
         text: the language model's part of `config.json`.
         tied: whether the head is the embeddings.
+        scaled_cache: whether the KV cache is held in a number format that needs scales.
     """
     if tied and _HEAD.search(name):
         return "tied head"
@@ -41,4 +49,10 @@ def why_unused(name: str, *, text: Mapping[str, Any], tied: bool) -> str | None:
     number = _LAYER.search(name)
     if layers and number and int(number[2]) >= layers:
         return "draft layers"
+    if is_kv_scale(name) and not scaled_cache:
+        return "scale of the KV cache"
+    # A decoder layer may have parts for another modality, and compute with them.
+    first = _LIST.search(name)
+    if _OTHER_MODALITY.search(name[: first.end()] if first else name):
+        return "other modality"
     return next((reason for reason, pattern in _REASONS if re.search(pattern, name)), None)

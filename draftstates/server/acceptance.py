@@ -1,5 +1,6 @@
 """Acceptance of servers: a client gets the address of a server only after its self-test."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 from draftstates.errors import LASTING_STATUS, UserError
 from draftstates.files import open_log, read_json, tail, write_private
-from draftstates.server.address import Address, health
+from draftstates.server.address import Address, health, read_address
 from draftstates.server.lasting import Failed, with_note
 from draftstates.server.launchers import fill
 from draftstates.server.processes import Process
@@ -52,8 +53,9 @@ def external_address(settings: ServerSettings, state: State, *, owner: Process) 
         url=settings.url.rstrip("/"), api_key=_read_key(settings.api_key_file), launcher="external"
     )
     accepted = {"owner": str(owner), "fingerprint": settings.fingerprint}
-    if read_json(state.accepted) == accepted:
-        return address
+    known = read_json(state.accepted) or {}
+    if {name: known.get(name) for name in accepted} == accepted:
+        return dataclasses.replace(address, server=known.get("server"))
     if failed := Failed.read(state.failed):
         failed.refuse(fingerprint=settings.fingerprint, owner=str(owner))
     if problem := health(address.url, seconds=_EXTERNAL_HEALTH_SECONDS):
@@ -61,7 +63,9 @@ def external_address(settings: ServerSettings, state: State, *, owner: Process) 
     address.write(state.candidate)
     if settings.selftest:
         _run_selftest(settings, state, owner=owner)
-    write_private(state.accepted, accepted)
+        # The self-test adds the name of the server that has passed it.
+        address = read_address(state.candidate)
+    write_private(state.accepted, {**accepted, "server": address.server})
     return address
 
 

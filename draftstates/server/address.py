@@ -19,11 +19,14 @@ class Address:
         url: without a trailing slash.
         api_key: None for a server without a key.
         launcher: the launcher that started the server.
+        server: the name that an external server gave itself when it started, from the self-test
+            that it passed; None for others, whose end ends their address.
     """
 
     url: str
     api_key: str | None
     launcher: str
+    server: str | None = None
 
     def write(self, path: Path) -> None:
         """Write the address to `path`, mode 0600."""
@@ -40,7 +43,12 @@ def read_address(path: Path) -> Address:
     if found is None:
         raise UserError(f"{path}: no server's address there")
     try:
-        return Address(**{field.name: found[field.name] for field in dataclasses.fields(Address)})
+        return Address(
+            url=found["url"],
+            api_key=found["api_key"],
+            launcher=found["launcher"],
+            server=found.get("server"),
+        )
     except KeyError as error:
         raise UserError(f"{path}: not a server's address: {error} is missing") from error
 

@@ -3,7 +3,7 @@
 The capture folder's attestation and that of the last self-test say what earlier servers had.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,22 @@ def agreed_settings(captured: Iterable[Captured]) -> dict[str, dict[str, str]]:
     if settings is None:
         raise UserError("expected self-test requests with the server's settings, found none")
     return settings
+
+
+def agreed_server(names: Sequence[str | None]) -> str:
+    """Return the name of the server that gave all answers.
+
+    Raises:
+        UserError: an answer has no name, or another one.
+    """
+    found = {str(name) for name in names if name}
+    if len(found) != 1 or not all(names):
+        raise UserError(
+            "expected all answers of the self-test from one server, found"
+            f" {', '.join(sorted(found)) or 'no name'}: it was started again meanwhile, several"
+            " stand behind one address, or its plug-in is of another version"
+        )
+    return found.pop()
 
 
 def check_agreement(

@@ -34,7 +34,7 @@ from draftstates.shards import layout
 from draftstates.shards.layout import Shard
 from draftstates.spec import CaptureSpec
 from draftstates.verify import opinions
-from draftstates.verify.agreement import agreed_settings, check_agreement
+from draftstates.verify.agreement import agreed_server, agreed_settings, check_agreement
 from draftstates.verify.kept_rows import keep_or_compare
 from draftstates.verify.parity.compare import row_distances
 from draftstates.verify.verify import verify_shard
@@ -106,7 +106,7 @@ def attest(
             model=model,
             engine=info["version"],
         )
-        second, _, _ = _pass(
+        second, others, _ = _pass(
             folder / "second",
             tokens,
             endpoint=endpoint,
@@ -114,6 +114,7 @@ def attest(
             model=model,
             engine=info["version"],
         )
+        server = agreed_server([*figures.pop("servers"), *others["servers"]])
         repeat = max(
             row_distances(
                 second.state_rows(name, 0, second.header.rows),
@@ -129,7 +130,7 @@ def attest(
             folder=folder,
             tokens=prompt_length(ModelFolder(model).text, most=parity_tokens),
             vocabulary=ModelFolder(model).vocab_size,
-            endpoint=endpoint,
+            endpoint=dataclasses.replace(endpoint, server=server),
             spec=spec,
         )
     settings, mark = figures.pop("settings"), figures.pop("weights")
@@ -145,6 +146,7 @@ def attest(
         "capture_key": spec.key,
         "engine": {"name": "sglang", "version": info["version"]},
         "flags": {name: info.get(name) for name in _FLAGS},
+        "server": server,
         "settings": settings,
         "capture": dataclasses.asdict(spec),
         "self_test": {
@@ -255,6 +257,7 @@ def _pass(
     figures = {"samples": len(verified.samples), "tokens": sum(verified.samples.tokens)}
     asked = captured[: len(tokens.sample_ids)]
     figures |= {"settings": agreed_settings(asked), "weights": asked[-1].weights}
+    figures |= {"servers": [each.server for each in captured]}
     found |= opinions.check_embeddings(Shard(shard), tokens, spec=spec, model=ModelFolder(model))
     return Shard(shard), figures | dataclasses.asdict(verified.figures), found
 
@@ -313,6 +316,9 @@ def main() -> None:
         raise
     # Replicas are tested at the same time, also on other nodes. The last attestation stays.
     publish_json({**attestation, "launcher": address.launcher}, arguments.output)
+    if address.launcher == "external":
+        # Nobody else notices when it is started again.
+        dataclasses.replace(address, server=attestation["server"]).write(arguments.address)
 
 
 if __name__ == "__main__":

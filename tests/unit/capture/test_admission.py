@@ -41,8 +41,11 @@ def test_requests_of_others_alone_see_nothing_of_it(rids: list | None) -> None:
     assert result.customized_info is None
 
 
-def test_a_refused_request_is_not_written_and_its_neighbour_is() -> None:
+def test_a_refused_request_is_not_written_and_its_neighbour_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The recorder asks before it opens a file."""
+    monkeypatch.setenv("DRAFTSTATES_SERVER", "1:2:name")
     other = Destination(file="b", first_row=0, rows=2, ids_hash="y", attempt="1")
     recorder = Recorder.__new__(Recorder)
     recorder._admission = SimpleNamespace(

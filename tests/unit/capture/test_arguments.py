@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -174,11 +175,55 @@ def test_numeric_variables_of_the_server_are_those_of_the_key(start: pytest.Monk
             numbers.check_variables(spec=spec_with(engine_env=key))
 
 
+@pytest.mark.parametrize("key", [(), ("DUMPER_SOURCE_PATCHER_CONFIG=x",)])
+def test_a_server_that_is_patched_is_refused_though_the_key_names_it(
+    start: pytest.MonkeyPatch, key: tuple[str, ...]
+) -> None:
+    start.setenv("DUMPER_SOURCE_PATCHER_CONFIG", "x")
+    numbers.remember_start()
+    with pytest.raises(numbers.Refused, match="it changes the server's program"):
+        numbers.check_variables(spec=spec_with(engine_env=key))
+
+
+def test_an_unknown_variable_of_the_engine_is_refused(start: pytest.MonkeyPatch) -> None:
+    start.setenv("SGLANG_OF_TOMORROW", "1")
+    numbers.remember_start()
+    with pytest.raises(numbers.Refused, match="has SGLANG_OF_TOMORROW=1, expected None: put"):
+        numbers.check_variables(spec=spec_with())
+    numbers.check_variables(spec=spec_with(engine_env=("SGLANG_OF_TOMORROW=1",)))
+
+
 def test_all_ranks_of_a_server_have_one_name(start: pytest.MonkeyPatch) -> None:
     numbers.remember_start()
     first = numbers.server_name()
     numbers.remember_start()
     assert numbers.server_name() == first
+    # a rank is a process that the first process started
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        numbers.remember_start()
+        os.write(writing, numbers.server_name().encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 99).decode() == first
+
+
+@pytest.mark.parametrize(
+    "left", ["{pid}:1:{name}", "4194999:{started}:{name}", "{name}", "", "x:y:{name}"]
+)
+def test_what_another_server_left_in_the_environment_does_not_count(
+    start: pytest.MonkeyPatch, left: str
+) -> None:
+    numbers.remember_start()
+    pid, started, name = os.environ["DRAFTSTATES_SERVER"].split(":")
+    start.setenv("DRAFTSTATES_SERVER", left.format(pid=pid, started=started, name=name))
+    start.setenv("DRAFTSTATES_GIVEN_VARIABLES", "{}")
+    start.setenv("NVIDIA_TF32_OVERRIDE", "1")
+    numbers.remember_start()
+    assert numbers.server_name() != name
+    with pytest.raises(numbers.Refused, match="has NVIDIA_TF32_OVERRIDE=1, expected None"):
+        numbers.check_variables(spec=spec_with())
 
 
 def test_a_configuration_that_is_not_the_models_own_is_refused(tmp_path: Path) -> None:

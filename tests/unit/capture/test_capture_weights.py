@@ -1,5 +1,6 @@
 """Weights that are changed while the server runs: nothing is captured until a self-test passes."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,9 @@ class Model(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.randn(300, 7))
         self.bias = torch.nn.Parameter(torch.randn(5, dtype=torch.bfloat16))
+        self.experts = torch.nn.Parameter(torch.randn(128, 8, 4))
+        self.register_buffer("scalar", torch.ones(3))
+        self.register_buffer("cache", torch.ones(3), persistent=False)
 
     def load_weights(self, tensors: list) -> None:
         pass
@@ -123,6 +127,12 @@ def test_every_method_that_writes_weights_is_noticed(watched: tuple) -> None:
         lambda model: model.weight.data[299].neg_(),
         lambda model: model.bias.data[4:].add_(1),
         lambda model: model.weight.data.copy_(model.weight.data.roll(60, 0)),
+        lambda model: exchange(model.weight.data, 3, 7),
+        lambda model: exchange(model.weight.data, 298, 299),
+        lambda model: exchange(model.weight.data.t(), 0, 1),
+        lambda model: exchange(model.experts.data, 0, 1),
+        lambda model: exchange(model.bias.data, 3, 4),
+        lambda model: model.scalar.zero_(),
         lambda model: setattr(model, "bias", torch.nn.Parameter(model.bias.data.float())),
     ],
 )
@@ -132,6 +142,31 @@ def test_the_checksum_follows_every_parameter(change: object) -> None:
     assert weights.fingerprint(model) == before
     change(model)
     assert weights.fingerprint(model) != before
+
+
+def exchange(tensor: torch.Tensor, one: int, other: int) -> None:
+    tensor[[one, other]] = tensor[[other, one]]
+
+
+def test_the_checksum_sees_what_was_exchanged_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows whose sums are equal, in one part and in two."""
+    monkeypatch.setattr(weights, "_WORDS", 32)
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(torch.stack([torch.arange(8.0).roll(n) for n in range(8)]))
+    found = [weights.fingerprint(model)]
+    for one, other in itertools.combinations(range(8), 2):
+        exchange(model.weight.data, one, other)
+        found.append(weights.fingerprint(model))
+        exchange(model.weight.data, one, other)
+    assert weights.fingerprint(model) == found[0]
+    assert len(set(found)) == 29
+
+
+def test_what_a_server_fills_as_it_runs_is_no_weight() -> None:
+    model = Model()
+    before = weights.fingerprint(model)
+    model.cache.zero_()
+    assert weights.fingerprint(model) == before
 
 
 def test_the_checksum_reads_any_layout_and_number_format() -> None:

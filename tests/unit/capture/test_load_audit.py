@@ -1,12 +1,18 @@
 """The load audit on models of plain PyTorch: tensors not read and parameters not filled."""
 
+import dataclasses
+import importlib
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from synthetic import capture_spec
 
+from draftstates.capture import load_audit
 from draftstates.capture.load_audit import Findings, audited, faults
+from draftstates.capture.settings import CaptureSettings
 from draftstates.model.folder import ModelFolder
 
 
@@ -45,6 +51,8 @@ class Loading(torch.nn.Module):
                     self.packed.data[:] = torch.cat([tensor, tensor])
                 case "weight_scale":
                     self.weight_scale.data[0] = tensor
+                case "weight_scale.1" | "weight_scale.2":
+                    self.weight_scale.data[int(name[-1])] = tensor
         for thread in threads:
             thread.join()
 
@@ -96,6 +104,18 @@ def test_a_tensor_that_is_missing_leaves_its_parameter_unfilled(
     assert audit(tensors)[1].unfilled == {parameter: left}
 
 
+@pytest.mark.parametrize(
+    ("slots", "left"),
+    [({"weight_scale", "weight_scale.1"}, "1 of 3"), ({"weight_scale.2"}, "2 of 3")],
+)
+def test_a_fused_scale_with_other_slots_than_the_first_alone_is_unfilled(
+    slots: set[str], left: str
+) -> None:
+    tensors = {name: each for name, each in checkpoint().items() if name != "weight_scale"}
+    _, found = audit({**tensors, **dict.fromkeys(slots, torch.tensor(0.5))})
+    assert found.unfilled == {"weight_scale": left}
+
+
 def test_a_tensor_that_the_model_skips_is_not_read() -> None:
     _, found = audit({**checkpoint(), "q.bias": torch.ones(4)})
     assert found.seen - found.read == {"q.bias"}
@@ -122,3 +142,101 @@ def test_the_message_names_tensors_that_states_depend_on_and_no_others(tmp_path:
         "model.layers.0.mlp.up_proj.bias is in the checkpoint and was not read",
         "model.norm.weight is in the model and was not filled (64 of 64 elements)",
     ]
+
+
+def test_scales_of_the_kv_cache_count_where_the_cache_has_them(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 4}')
+    model = ModelFolder(tmp_path)
+    k, v = (f"model.layers.0.self_attn.{name}" for name in ("k_proj.k_scale", "attn.v_scale"))
+    found = Findings(seen={k}, read=set(), unfilled={v: "1 of 1"})
+    assert faults(found, model) == []
+    assert faults(found, model, scaled_cache=True) == [
+        f"{k} is in the checkpoint and was not read",
+        f"{v} is in the model and was not filled (1 of 1 elements)",
+    ]
+    # a checkpoint without scales leaves them at 1
+    none = Findings(unfilled={v: "1 of 1"})
+    assert faults(none, model, scaled_cache=True) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "declared", "scaled"),
+    [
+        ("auto", None, False),
+        ("auto", "FP8", True),
+        ("fp8_e4m3", None, True),
+        ("bfloat16", "FP8", False),
+    ],
+)
+def test_a_cache_has_scales_where_it_is_asked_or_declared_in_fp8(
+    asked: str, declared: str | None, scaled: bool
+) -> None:
+    runner = SimpleNamespace(
+        server_args=SimpleNamespace(kv_cache_dtype=asked),
+        model=SimpleNamespace(quant_config=SimpleNamespace(kv_cache_quant_algo=declared)),
+    )
+    assert load_audit._has_scaled_cache(runner) is scaled
+
+
+def audit_key(arguments: dict[str, object], **spec: object) -> str:
+    settings = CaptureSettings(root=Path(), spec=dataclasses.replace(capture_spec(), **spec))
+    return load_audit.LoadAudit(settings)._key(SimpleNamespace(**arguments))
+
+
+def test_a_result_is_kept_for_what_it_follows_from_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = {"tp_size": 1, "port": 1}
+    keys = [
+        audit_key(plain),
+        audit_key({**plain, "tp_size": 2}),
+        audit_key(plain, engine_args=("--model-impl", "transformers")),
+        audit_key(plain, engine_args=("--quantization", "fp8")),
+        audit_key(plain, engine_env=("SGLANG_OF_TOMORROW=1",)),
+        audit_key(plain, compute_dtype="float16"),
+        audit_key(plain, model_digest="0" * 64),
+    ]
+    assert audit_key({**plain, "port": 2}) == keys[0]
+    for package in ("sglang", "transformers", "torch"):
+        monkeypatch.setattr(importlib.import_module(package), "__version__", "0")
+        keys.append(audit_key(plain))
+    monkeypatch.undo()
+    other = tmp_path / "load_audit.py"
+    other.write_bytes(Path(load_audit.__file__).read_bytes() + b"# changed")
+    monkeypatch.setattr(load_audit, "_CODE", (other, *load_audit._CODE[1:]))
+    keys.append(audit_key(plain))
+    assert len(set(keys)) == len(keys)
+
+
+def test_arguments_that_sglang_resolved_decide_the_layout() -> None:
+    class Resolved(SimpleNamespace):
+        def resolved_dict(self) -> dict[str, object]:
+            return {"tp_size": 1, "ep_size": self.resolved}
+
+    settings = CaptureSettings(root=Path(), spec=capture_spec())
+    audit = load_audit.LoadAudit(settings)
+    keys = {audit._key(Resolved(tp_size=1, ep_size=1, resolved=size)) for size in (1, 2)}
+    assert len(keys) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "passed"),
+    [
+        ('{"key": "k", "tensors": 3, "read": 2}', True),
+        ("", False),
+        ("{}", False),
+        ("[]", False),
+        ("null", False),
+        ('{"key": "of another", "tensors": 3, "read": 2}', False),
+        ('{"key": "k", "tensors": 0, "read": 0}', False),
+        ('{"key": "k", "tensors": 3}', False),
+        ('{"key": "k", "tensors": "3", "read": 2}', False),
+    ],
+)
+def test_a_file_counts_only_as_the_result_of_an_audit(
+    tmp_path: Path, text: str, passed: bool
+) -> None:
+    path = tmp_path / "k.json"
+    assert not load_audit._has_passed(path)
+    path.write_text(text)
+    assert load_audit._has_passed(path) is passed

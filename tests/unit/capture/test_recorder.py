@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 from synthetic import capture_spec
 from toy_model import FILE, LAYERS, TOKENS, Model, Pair, batch, expected
@@ -23,6 +24,11 @@ from draftstates.capture.writer import Writers
 from draftstates.extract import protocol
 from draftstates.extract.protocol import Destination
 from draftstates.shards import layout
+
+
+@pytest.fixture(autouse=True)
+def _started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTSTATES_SERVER", "1:2:name")
 
 
 def _recorder(final_norm: str) -> Recorder:
@@ -50,6 +56,7 @@ def test_the_pre_norm_state_is_r_n_in_rows_of_its_own() -> None:
 
 
 def test_a_request_whose_states_were_not_read_is_answered_with_the_reason() -> None:
+    """And with the server's name, whatever the answer."""
     ours = Destination(file="a", first_row=0, rows=5, ids_hash="i", attempt="1")
     batch = SimpleNamespace(
         extend_prefix_lens_cpu=[0, 0], extend_seq_lens_cpu=[5, 3], input_ids=torch.arange(8)
@@ -57,6 +64,7 @@ def test_a_request_whose_states_were_not_read_is_answered_with_the_reason() -> N
     reading = Reading((1, 4), error="r_1: expected 8 rows")
     answers = _recorder("post_norm")._record(batch, [ours, None], reading, torch.zeros(8, 8))
     assert answers[0]["error"] == "r_1: expected 8 rows"
+    assert answers[0]["server"] == "name"
     assert answers[1] == {}
 
 

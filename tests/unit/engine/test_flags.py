@@ -110,3 +110,42 @@ def test_a_servers_flags_fall_apart_into_those_of_the_key_and_those_of_server_ar
     given = "--device cpu --attention-backend triton --max-total-tokens 8 --load-format dummy"
     assert flags.numeric(given.split()) == ["--attention-backend", "triton"]
     assert flags.placing(given.split()) == ["--max-total-tokens", "8"]
+
+
+@pytest.mark.parametrize("given", [["--help"], ["-h"], ["--log-level", "info", "-h"], ["--hel"]])
+def test_a_flag_that_starts_no_server_is_refused(given: list[str]) -> None:
+    for problems in (flags.server_problems, flags.engine_problems):
+        assert any("it prints a help text and starts no server" in each for each in problems(given))
+
+
+def test_a_negative_number_is_a_value() -> None:
+    assert flags.split(["--seconds", "-1"]) == [("--seconds", ["-1"])]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--enable-tf32-matmul", "--no-enable-tf32-matmul"],
+        ["--no-enable-tf32-matmul", "--enable-tf32-matmul"],
+        ["--enable-torch-compile", "--disable-torch-compile"],
+        ["--disable-custom-all-reduce", "--no-disable-custom-all-reduce"],
+    ],
+)
+def test_flags_that_contradict_each_other_are_refused(given: list[str]) -> None:
+    for problems in (flags.server_problems, flags.engine_problems):
+        said = f"{' and '.join(given)} contradict each other: keep one of them"
+        assert said in problems(given)
+
+
+def test_other_flags_of_one_subject_do_not_contradict_each_other() -> None:
+    assert flags.engine_problems(["--enable-of-tomorrow", "--of-tomorrow", "2"]) == []
+
+
+@pytest.mark.parametrize("value", ["/tuned.bin", "experts.pt", "~/x", "../x", '{"a":"/x"}'])
+def test_a_flag_whose_value_names_a_file_is_refused(value: str) -> None:
+    given = ["--init-expert-location", value]
+    assert flags.engine_problems(given) == [
+        "--init-expert-location is not accepted here: its value names a file, whose content the"
+        " capture key does not cover"
+    ]
+    assert flags.engine_problems(["--init-expert-location", "trivial"]) == []

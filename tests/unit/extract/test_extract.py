@@ -73,7 +73,7 @@ class StandIn:
             "prompt_tokens": rows,
             "cached_tokens": 0,
             "output_top_logprobs": [[[-float(i), i, None] for i in range(5)]],
-            protocol.ANSWER_KEY: [json.dumps({"plugin": "x"})],
+            protocol.ANSWER_KEY: [json.dumps({"plugin": "x", "server": "tested"})],
         }
         return web.json_response({"meta_info": {**meta, **fault.get("meta", {})}})
 
@@ -89,7 +89,9 @@ def with_server(stand_in: StandIn, action) -> object:
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         port = site._server.sockets[0].getsockname()[1]
-        endpoint = Endpoint(url=f"http://127.0.0.1:{port}", api_key=None, root=stand_in.root)
+        endpoint = Endpoint(
+            url=f"http://127.0.0.1:{port}", api_key=None, root=stand_in.root, server="tested"
+        )
         try:
             return await asyncio.get_running_loop().run_in_executor(None, action, endpoint)
         finally:
@@ -175,6 +177,14 @@ def test_a_complete_shard_gets_its_name_with_receipts_and_recaptures_beside_it(
                 }
             },
             "the server sees no file",
+        ),
+        (
+            {"meta": {protocol.ANSWER_KEY: [json.dumps({"plugin": "x", "server": "another"})]}},
+            "expected the server tested, which passed the self-test, found another",
+        ),
+        (
+            {"meta": {protocol.ANSWER_KEY: [json.dumps({"plugin": "x"})]}},
+            "expected the server tested, which passed the self-test, found None",
         ),
         ({"status": 503}, "the server answered 503: out of order"),
     ],

@@ -34,6 +34,9 @@ def test_these_may_be_left_out(name: str, reason: str) -> None:
         "model.layers.3.self_attn.k_norm.weight",
         "model.layers.3.mlp.gate.e_score_correction_bias",
         "model.language_model.layers.3.mlp.up_proj.weight",
+        "model.layers.0.mlp.visual_experts.w1.weight",
+        "model.layers.3.audio_gate.weight",
+        "transformer.h.1.cross_attn.vit_gate.weight",
         "model.embed_tokens.weight",
         "model.norm.weight",
         "lm_head.weight",
@@ -41,6 +44,13 @@ def test_these_may_be_left_out(name: str, reason: str) -> None:
 )
 def test_no_other_tensor_may(name: str) -> None:
     assert why_unused(name, text=TEXT, tied=False) is None
+
+
+@pytest.mark.parametrize("name", ["k_scale", "k_proj.k_scale", "attn.v_scale", "kv_scale"])
+def test_a_scale_of_the_kv_cache_may_only_where_the_cache_has_none(name: str) -> None:
+    name = f"model.layers.3.self_attn.{name}"
+    assert why_unused(name, text=TEXT, tied=False) == "scale of the KV cache"
+    assert why_unused(name, text=TEXT, tied=False, scaled_cache=True) is None
 
 
 def test_a_head_may_only_where_it_is_the_embeddings() -> None:

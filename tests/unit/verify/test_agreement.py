@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from draftstates.errors import UserError
-from draftstates.verify.agreement import agreed_settings, check_agreement
+from draftstates.verify.agreement import agreed_server, agreed_settings, check_agreement
 
 SETTINGS = {
     "numbers": {"kv_cache_dtype": "bfloat16", "enable_tf32_matmul": "False"},
@@ -31,6 +31,13 @@ def test_a_server_that_says_nothing_is_refused() -> None:
     for captured in ([], [SimpleNamespace(settings=None)]):
         with pytest.raises(UserError, match="settings"):
             agreed_settings(captured)
+
+
+@pytest.mark.parametrize("names", [["a", "b"], ["a", None], [None], []])
+def test_a_self_test_that_several_servers_answer_is_refused(names: list[str | None]) -> None:
+    assert agreed_server(["a", "a"]) == "a"
+    with pytest.raises(UserError, match="expected all answers of the self-test from one server"):
+        agreed_server(names)
 
 
 def test_a_later_server_with_another_number_format_is_refused(tmp_path: Path) -> None:
