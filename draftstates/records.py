@@ -398,6 +398,12 @@ class LayerParity(Record):
         limit: largest median that roundings explain.
         neighbours: by layer, the median over rows to the layers before and after.
         strays: share of rows that are nearer to a neighbouring layer.
+        worst_limit: largest distance of any row; None where a router may let a row jump.
+        alone: median over rows, to what the checkpoint's layer gives for the captured rows before
+            it; None where that was not computed. So are the other fields of this name.
+        alone_limit: largest such median that the roundings of one layer explain.
+        alone_worst: largest over rows.
+        alone_worst_limit: as worst_limit.
     """
 
     layer: str
@@ -407,6 +413,11 @@ class LayerParity(Record):
     limit: float
     neighbours: dict[str, float]
     strays: float
+    worst_limit: float | None = None
+    alone: float | None = None
+    alone_limit: float | None = None
+    alone_worst: float | None = None
+    alone_worst_limit: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

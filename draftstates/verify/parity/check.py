@@ -2,8 +2,10 @@
 
 import dataclasses
 import math
+import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import psutil
 import torch
@@ -15,12 +17,15 @@ from draftstates.records import LayerParity, Parity
 from draftstates.shards.layout import Shard
 from draftstates.shards.selftest_rows import Prompt, SelftestRows
 from draftstates.spec import CaptureSpec, torch_dtype
-from draftstates.verify.parity.compare import Limit, compare, fault
+from draftstates.verify.parity.alone import LayersAlone
+from draftstates.verify.parity.compare import Limit, compare, fault, judged_alone
 from draftstates.verify.parity.streamed import NoReference, ReferenceStates, StreamedModel
 
 # A layer of fused experts takes so many times its own size while it is put together.
 _PEAK = 2.7
 _SHARE_OF_MEMORY = 0.5
+# Keys of `config.json` that tell of a router of experts, or of sparse attention.
+_CHOICE = re.compile(r"expert|moe|topk|top_k|sparse")
 
 
 class ParityFailed(UserError):
@@ -78,14 +83,18 @@ def check_parity(
     started = time.monotonic()
     prompt = _chosen(rows.prompts, most=prompt_length(model.text, most=asked.tokens))
     layers: list[LayerParity] = []
+    limit = dataclasses.replace(limit_of(spec), smooth=not _chooses(model.text))
     try:
         reference = _reference(model, spec=spec, trust_remote_code=trust_remote_code)
         computed_by = f"{_described(reference)}, {len(prompt.input_ids)} tokens"
-        states = reference.states(prompt.input_ids, layers=asked.layers)
+        alone = _layers_alone(prompt, limit, reference=reference, spec=spec)
+        states = reference.states(prompt.input_ids, layers=asked.layers, alone=alone)
     except NoReference as error:
         compared, reason, computed_by = 0, str(error), "none"
     else:
-        layers = compare_prompt(prompt, states, limit=limit_of(spec))
+        layers = compare_prompt(prompt, states, limit=limit, alone=alone)
+        if alone:
+            computed_by += f", {len(alone.found)} layers also alone"
         compared = _compared(layers, spec.num_layers)
         reason = states.reason or "checks.parity_layers"
     if faults := [what for layer in layers if (what := fault(layer))]:
@@ -111,11 +120,17 @@ def check_parity(
     )
 
 
-def compare_prompt(prompt: Prompt, states: ReferenceStates, *, limit: Limit) -> list[LayerParity]:
+def compare_prompt(
+    prompt: Prompt, states: ReferenceStates, *, limit: Limit, alone: LayersAlone | None = None
+) -> list[LayerParity]:
     """Return the distances of each layer of a prompt.
 
     Its first and its last rows are compared apart, since a fault may concern the last ones alone;
     the larger distance counts.
+
+    Args:
+        limit: the largest distances.
+        alone: what each layer gives for the captured rows before it; None to leave that out.
     """
     found: list[LayerParity] = []
     for part in _parts(len(prompt.positions)):
@@ -123,7 +138,18 @@ def compare_prompt(prompt: Prompt, states: ReferenceStates, *, limit: Limit) -> 
         captured = {name: rows[part] for name, rows in prompt.states.items()}
         right = {name: rows[positions] for name, rows in states.by_name.items()}
         found += compare(captured, right, limit=limit)
-    return _merged(found, rows=len(prompt.positions))
+    merged, by_name = _merged(found, rows=len(prompt.positions)), alone.found if alone else {}
+    return [
+        judged_alone(
+            layer,
+            prompt.states[layer.layer][: len(by_name[layer.layer].right)],
+            by_name[layer.layer],
+            limit=limit,
+        )
+        if layer.layer in by_name
+        else layer
+        for layer in merged
+    ]
 
 
 def sample_prompt(shard: Shard, index: int, *, num_layers: int) -> Prompt:
@@ -168,6 +194,21 @@ def _reference(model: ModelFolder, *, spec: CaptureSpec, trust_remote_code: bool
     )
 
 
+def _layers_alone(
+    prompt: Prompt, limit: Limit, *, reference: StreamedModel, spec: CaptureSpec
+) -> LayersAlone | None:
+    """Return what computes each layer alone, or None where that tells nothing."""
+    if limit.rounding is None or reference.dtype != torch.float32:
+        return None
+    compute = torch_dtype(spec.compute_dtype)
+    return LayersAlone.of(prompt.states, prompt.positions, compute=compute)
+
+
+def _chooses(text: Mapping[str, Any]) -> bool:
+    """Return whether a model may choose experts or keys, where a near tie lets a row jump."""
+    return any(value and _CHOICE.search(key) for key, value in text.items())
+
+
 def _described(reference: StreamedModel) -> str:
     import transformers
 
@@ -198,13 +239,18 @@ def _merged(found: Sequence[LayerParity], *, rows: int) -> list[LayerParity]:
             max(parts, key=_badness),
             rows=rows,
             strays=max(part.strays for part in parts),
+            worst=max((part.worst for part in parts), key=_size),
         )
         for parts in sorted(by_layer.values(), key=lambda parts: _place(parts[0].layer))
     ]
 
 
 def _badness(layer: LayerParity) -> tuple[bool, float]:
-    return (fault(layer) is not None, math.inf if math.isnan(layer.median) else layer.median)
+    return (fault(layer) is not None, _size(layer.median))
+
+
+def _size(value: float) -> float:
+    return math.inf if math.isnan(value) else value
 
 
 def _place(layer: str) -> float:

@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from draftstates.errors import UserError
 from draftstates.model.folder import ModelFolder, unreadable_weights
 from draftstates.model.unused import why_unused
+from draftstates.verify.parity.alone import LayersAlone
 from draftstates.verify.parity.quantised import NotDequantised, Scheme
 
 _MODEL_CLASSES = ("AutoModelForCausalLM", "AutoModelForImageTextToText")
@@ -107,12 +108,19 @@ class StreamedModel:
         return max(sum(p.numel() for p in layer.parameters()) for layer in self._stack.layers)
 
     @torch.inference_mode()
-    def states(self, input_ids: torch.Tensor, *, layers: int | None = None) -> ReferenceStates:
+    def states(
+        self,
+        input_ids: torch.Tensor,
+        *,
+        layers: int | None = None,
+        alone: LayersAlone | None = None,
+    ) -> ReferenceStates:
         """Return r_k for each k, and post_norm.
 
         Args:
             input_ids: int [n].
             layers: compute only so many layers; None for all.
+            alone: computes each layer once more, for other rows.
 
         Raises:
             NoReference: transformers cannot compute even the first layer.
@@ -141,6 +149,14 @@ class StreamedModel:
                     prepend=True,
                 )
                 hooks.callback(handle.remove)
+                if alone is not None:
+                    # Before the weights are freed.
+                    handle = layer.register_forward_hook(
+                        lambda layer, args, kwargs, _, k=k: alone.add(k, layer, args, kwargs),
+                        with_kwargs=True,
+                        prepend=True,
+                    )
+                    hooks.callback(handle.remove)
             handle = stack.layers[-1].register_forward_hook(lambda _, args, out: on_exit(out))
             hooks.callback(handle.remove)
             try:

@@ -6,6 +6,7 @@ A server's rows are those of transformers' ordinary forward pass here.
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import parity_models
 import pytest
@@ -39,11 +40,11 @@ def spec_of(folder: Path, **changes: str) -> CaptureSpec:
     )
 
 
-def rows_of(folder: Path, spec: CaptureSpec, *, tokens: int) -> SelftestRows:
-    """Return the rows that a right server keeps."""
+def rows_of(folder: Path, spec: CaptureSpec, *, tokens: int, **computed: Any) -> SelftestRows:
+    """Return the rows that a right server keeps; `computed`: see `ordinary_states`."""
     input_ids = parity_models.ids(tokens)
     positions = torch.tensor(kept_positions(tokens))
-    states = parity_models.ordinary_states(folder, input_ids)
+    states = parity_models.ordinary_states(folder, input_ids, **computed)
     prompt = Prompt(
         input_ids=input_ids.int(),
         positions=positions,
@@ -126,6 +127,25 @@ def test_a_fault_of_the_last_rows_alone_is_seen(gemma: Path) -> None:
     states["r_2"][70:] *= 1.5
     with pytest.raises(ParityFailed, match=r"r_2: the median row differs by 0.5"):
         check(gemma, rows, spec)
+
+
+def test_a_few_wrong_rows_are_seen_where_no_router_moves_rows(gemma: Path) -> None:
+    """They are too few for the median, and for the share that may be nearer to a neighbour."""
+    spec = spec_of(gemma)
+    rows = rows_of(gemma, spec, tokens=64)
+    states = rows.prompts[0].states["r_2"]
+    states[10:13] += torch.randn(3, states.shape[1]) * states[10:13].std()
+    with pytest.raises(ParityFailed, match=r"r_2: one of 64 rows differs by .*, expected at most"):
+        check(gemma, rows, spec)
+
+
+def test_a_router_may_let_a_row_jump(tmp_path: Path) -> None:
+    folder = parity_models.make("qwen3_moe", tmp_path)
+    spec = spec_of(folder)
+    rows = rows_of(folder, spec, tokens=64)
+    rows.prompts[0].states["r_2"][10] *= 1.1
+    found = check(folder, rows, spec)
+    assert found.layers[2].worst > 0.05 and found.layers[2].worst_limit is None
 
 
 def test_one_wrong_layer_is_named_and_the_others_counted(gemma: Path) -> None:
