@@ -18,6 +18,9 @@ from torch.utils._pytree import tree_map
 from draftstates.errors import UserError
 from draftstates.model.lengths import SHORT
 
+# torch has no class for an error of memory on the CPU.
+CPU_ALLOCATOR = "DefaultCPUAllocator"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Alone:
@@ -80,6 +83,8 @@ class LayersAlone:
             raise
         # A family's code may know its own calls alone, or one number format.
         except Exception as error:
+            if isinstance(error, RuntimeError) and CPU_ALLOCATOR in str(error):
+                raise
             self.problem = f"r_{k}: {type(error).__name__}: {error}".split("\n")[0]
             return
         self.found[f"r_{k + 1}"] = Alone(right=right, control=control)

@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from draftstates.errors import UserError
 from draftstates.model.folder import ModelFolder, unreadable_weights
 from draftstates.model.unused import why_unused
-from draftstates.verify.parity.alone import LayersAlone
+from draftstates.verify.parity.alone import CPU_ALLOCATOR, LayersAlone
 from draftstates.verify.parity.quantised import NotDequantised, Scheme
 
 _MODEL_CLASSES = ("AutoModelForCausalLM", "AutoModelForImageTextToText")
@@ -169,8 +169,13 @@ class StreamedModel:
                 self._free_all()
             except (UserError, NoReference):
                 raise
+            # What a second attempt may not meet says nothing about the model.
+            except (OSError, SafetensorError, MemoryError, torch.OutOfMemoryError) as error:
+                raise _interrupted(self._folder, error) from error
             # A family's own code raises errors of any class, such as for a kernel that is missing.
             except Exception as error:
+                if isinstance(error, RuntimeError) and CPU_ALLOCATOR in str(error):
+                    raise _interrupted(self._folder, error) from error
                 self._free_all()
                 reason = f"{type(error).__name__}: {error}"
                 if len(found) < 2:
@@ -276,6 +281,14 @@ class StreamedModel:
     def _free_all(self) -> None:
         for unit in self._units:
             self._free(unit)
+
+
+def _interrupted(model: ModelFolder, error: Exception) -> UserError:
+    return UserError(
+        f"{model.path}: expected a forward pass of the checkpoint, found"
+        f" {type(error).__name__}: {error}: look at the disk and the memory of this machine, and"
+        " run again"
+    )
 
 
 def _scheme(model: ModelFolder) -> Scheme:
