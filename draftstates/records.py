@@ -459,19 +459,24 @@ class Parity(Document):
         return f"to compare again: rm -f {shlex.quote(str(path))} && snakemake --cores all"
 
     def require(self, mode: str) -> None:
-        """Refuse a result of no comparison where one is required.
+        """Refuse a comparison of fewer than all layers where one is required.
 
         Args:
             mode: the configuration's `checks.parity`.
 
         Raises:
-            UserError: nothing was compared and `mode` is `required`.
+            UserError: a layer was not compared and `mode` is `required`.
         """
-        if mode == "required" and not self.compared:
+        if mode == "required" and not self.is_whole:
             raise UserError(
                 f"checks.parity: required, but parity is {self.result}: capture a checkpoint that"
-                " transformers can load, or set checks.parity: auto"
+                " transformers can load, leave checks.parity_layers out, or set checks.parity: auto"
             )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every layer was compared."""
+        return self.result.startswith("all ")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,11 @@
 """The check of parity: the self-test's rows against the checkpoint, and its result."""
 
 import dataclasses
+import itertools
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -19,6 +20,7 @@ from draftstates.shards.selftest_rows import Prompt, SelftestRows
 from draftstates.spec import CaptureSpec, torch_dtype
 from draftstates.verify.parity.alone import LayersAlone
 from draftstates.verify.parity.compare import Limit, compare, fault, judged_alone
+from draftstates.verify.parity.rounding import Rounding
 from draftstates.verify.parity.streamed import NoReference, ReferenceStates, StreamedModel
 
 # A layer of fused experts takes so many times its own size while it is put together.
@@ -85,18 +87,22 @@ def check_parity(
     layers: list[LayerParity] = []
     limit = dataclasses.replace(limit_of(spec), smooth=not _chooses(model.text))
     try:
+        _check_rounding(spec)
         reference = _reference(model, spec=spec, trust_remote_code=trust_remote_code)
         computed_by = f"{_described(reference)}, {len(prompt.input_ids)} tokens"
         alone = _layers_alone(prompt, limit, reference=reference, spec=spec)
         states = reference.states(prompt.input_ids, layers=asked.layers, alone=alone)
     except NoReference as error:
-        compared, reason, computed_by = 0, str(error), "none"
+        compared, whole, reason, computed_by = 0, False, str(error), "none"
     else:
         layers = compare_prompt(prompt, states, limit=limit, alone=alone)
         if alone:
             computed_by += f", {len(alone.found)} layers also alone"
-        compared = _compared(layers, spec.num_layers)
-        reason = states.reason or "checks.parity_layers"
+        names = {layer.layer for layer in layers}
+        compared = _compared(names)
+        whole = compared == spec.num_layers and "post_norm" in names
+        missing = [name for name in states.by_name if name not in prompt.states]
+        reason = _missing(missing) or states.reason or "checks.parity_layers"
     if faults := [what for layer in layers if (what := fault(layer))]:
         more = f"; {len(faults) - 1} more layers differ" if len(faults) > 1 else ""
         raise ParityFailed(
@@ -108,7 +114,7 @@ def check_parity(
     return Parity(
         capture_key=spec.key,
         selftest=rows.id,
-        result=_result(compared, spec.num_layers, reason),
+        result=_result(compared, None if whole else reason, spec.num_layers),
         compared=compared,
         layers=tuple(layers),
         prompts=(len(prompt.input_ids),),
@@ -166,14 +172,23 @@ def sample_prompt(shard: Shard, index: int, *, num_layers: int) -> Prompt:
 
 def limit_of(spec: CaptureSpec) -> Limit:
     """Return the limit of a capture's distances; a server may quantise a plain checkpoint."""
-    given = [argument.replace("=", " ").split() for argument in spec.engine_args]
-    words = [word for words in given for word in words]
-    asked = dict(zip(words, words[1:], strict=False)).get("--quantization")
+    rounding = Rounding.of(spec)
     return Limit.of(
         compute=spec.compute_dtype,
         stored=spec.stored_dtype,
-        quantization=spec.quantization or asked,
+        quantization=spec.quantization or rounding.eight_bits or rounding.coarser,
+        eight_bits=bool(rounding.eight_bits or rounding.coarser),
     )
+
+
+def _check_rounding(spec: CaptureSpec) -> None:
+    """Refuse to judge a capture whose roundings no limit tells from a fault.
+
+    Raises:
+        NoReference: the server rounds numbers to fewer than 8 bits, which the checkpoint does not.
+    """
+    if method := Rounding.of(spec).coarser:
+        raise NoReference(f"no limit tells the roundings of {method} from a fault")
 
 
 def _chosen(prompts: Sequence[Prompt], *, most: int) -> Prompt:
@@ -216,12 +231,14 @@ def _described(reference: StreamedModel) -> str:
     return f"transformers {transformers.__version__} in {dtype}"
 
 
-def _compared(layers: Iterable[LayerParity], num_layers: int) -> int:
-    """Return how many decoder layers the compared states passed."""
-    names = [layer.layer for layer in layers]
-    if "post_norm" in names:
-        return num_layers
-    return max((int(name.removeprefix("r_")) for name in names), default=0)
+def _compared(names: Collection[str]) -> int:
+    """Return how many decoder layers were compared: the first ones, without a gap."""
+    return next(k for k in itertools.count() if f"r_{k}" not in names) - 1 if "r_0" in names else 0
+
+
+def _missing(names: Sequence[str]) -> str | None:
+    """Return what was not compared since the server did not capture it."""
+    return f"the server did not capture {', '.join(names)}" if names else None
 
 
 def _parts(rows: int) -> list[slice]:
@@ -257,7 +274,7 @@ def _place(layer: str) -> float:
     return math.inf if layer == "post_norm" else int(layer.removeprefix("r_"))
 
 
-def _result(compared: int, num_layers: int, reason: str) -> str:
-    if compared == num_layers:
+def _result(compared: int, reason: str | None, num_layers: int) -> str:
+    if reason is None:
         return f"all {num_layers} layers"
     return f"first {compared} layers ({reason})" if compared else f"none ({reason})"

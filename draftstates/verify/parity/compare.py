@@ -25,9 +25,10 @@ from draftstates.verify.parity.alone import Alone
 # few layers stay below 16 times that.
 _COMPUTED = {"float32": 1e-4, "float16": 2**-8, "bfloat16": 2**-5}
 COMPUTE_DTYPES = tuple(_COMPUTED)
-# A server of FP8 weights rounds activations to 8 bits too. Each rounding moves a value by 2^-4 at
-# most, and by a fourth of that on average; so do the products, and the sums of such changes.
-_FP8 = 0.1
+# A server of FP8 or INT8 weights rounds activations to 8 bits too. Of FP8, each rounding moves a
+# value by 2^-4 at most, and by a fourth of that on average; so do the products, and the sums of
+# such changes.
+_EIGHT_BITS = 0.1
 # Layers round independently of each other: the distance grows with the root of their number.
 _LAYERS_OF_A_LIMIT = 4
 # The right layer must be at least twice as near as either neighbour.
@@ -72,7 +73,12 @@ class Limit:
 
     @classmethod
     def of(
-        cls, *, compute: str, stored: str, quantization: str | None = None, smooth: bool = False
+        cls,
+        *,
+        compute: str,
+        stored: str,
+        quantization: str | None = None,
+        eight_bits: bool | None = None,
     ) -> "Limit":
         """Return the limit of a capture.
 
@@ -80,9 +86,12 @@ class Limit:
             compute: dtype of the server's numbers.
             stored: dtype of the compared rows.
             quantization: method by which the weights are quantised, or None.
-            smooth: hold every row to a limit: the model has no router.
+            eight_bits: whether the server multiplies numbers of 8 bits; None where the method
+                tells.
         """
-        computed = max(_COMPUTED[compute], _FP8 if "fp8" in (quantization or "") else 0.0)
+        if eight_bits is None:
+            eight_bits = "fp8" in (quantization or "")
+        computed = max(_COMPUTED[compute], _EIGHT_BITS if eight_bits else 0.0)
         rounding = torch.finfo(torch_dtype(stored)).eps / 2 if stored != compute else 0.0
         # What is stored more coarsely than it was computed is another input of the next layer.
         alone = compute != "float32" and not quantization and not coarser(stored, compute)
@@ -91,7 +100,6 @@ class Limit:
             stored=rounding,
             grows=compute != "float32",
             rounding=torch.finfo(torch_dtype(compute)).eps / 2 if alone else None,
-            smooth=smooth,
         )
 
 

@@ -197,8 +197,60 @@ def test_a_result_is_read_back_as_it_was_written(gemma: Path, tmp_path: Path) ->
     assert Parity.read(tmp_path / "parity.json") == found
 
 
-def test_a_server_that_quantises_to_8_bits_has_a_limit_of_its_own(gemma: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "computed"),
+    [
+        (("--quantization=fp8",), 0.1),
+        (("--quantization", "w8a8_int8"), 0.1),
+        (("--quant", "fp8"), 0.1),
+        (("--torchao-config", "int8wo"), 0.1),
+        (("--kv-cache-dtype", "fp8_e4m3"), 0.1),
+        (("--kv_cache_dtype=fp8_e5m2",), 0.1),
+        (("--kv-cache-dtype", "auto"), 1e-4),
+        (("--attention-backend", "triton"), 1e-4),
+    ],
+)
+def test_a_server_that_rounds_to_8_bits_has_a_limit_of_its_own(
+    gemma: Path, arguments: tuple[str, ...], computed: float
+) -> None:
     plain = spec_of(gemma)
-    online = dataclasses.replace(plain, engine_args=("--quantization=fp8",))
-    stored = dataclasses.replace(plain, quantization="fp8")
-    assert [limit_of(spec).computed for spec in (plain, online, stored)] == [1e-4, 0.1, 0.1]
+    assert limit_of(dataclasses.replace(plain, engine_args=arguments)).computed == computed
+    assert limit_of(dataclasses.replace(plain, quantization="fp8")).computed == 0.1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--quantization", "mxfp4"),
+        ("--quantization", "modelopt_fp4"),
+        ("--quantization", "awq"),
+        ("--torchao-config", "int4wo-128"),
+        ("--kv-cache-dtype", "fp4_e2m1"),
+    ],
+)
+def test_a_server_that_rounds_to_fewer_bits_is_not_judged(
+    gemma: Path, arguments: tuple[str, ...]
+) -> None:
+    spec = dataclasses.replace(spec_of(gemma), engine_args=arguments)
+    found = check(gemma, rows_of(gemma, spec, tokens=20), spec)
+    expected = f"none (no limit tells the roundings of {' '.join(arguments)} from a fault)"
+    assert (found.result, found.compared) == (expected, 0)
+
+
+@pytest.mark.parametrize(
+    ("lost", "result"),
+    [
+        ("r_2", "first 1 layers (the server did not capture r_2)"),
+        ("r_0", "none (the server did not capture r_0)"),
+        ("r_4", "first 3 layers (the server did not capture r_4)"),
+        ("post_norm", "first 4 layers (the server did not capture post_norm)"),
+    ],
+)
+def test_a_state_that_was_not_captured_is_named(gemma: Path, lost: str, result: str) -> None:
+    spec = spec_of(gemma)
+    rows = rows_of(gemma, spec, tokens=20)
+    del rows.prompts[0].states[lost]
+    found = check(gemma, rows, spec)
+    assert found.result == result
+    with pytest.raises(UserError, match="checks.parity: required, but parity is"):
+        found.require("required")
