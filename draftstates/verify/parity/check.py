@@ -89,7 +89,7 @@ def check_parity(
     try:
         _check_rounding(spec)
         reference = _reference(model, spec=spec, trust_remote_code=trust_remote_code)
-        computed_by = f"{_described(reference)}, {len(prompt.input_ids)} tokens"
+        computed_by = f"{_described(reference)}, {_positions(prompt)}"
         alone = _layers_alone(prompt, limit, reference=reference, spec=spec)
         states = reference.states(prompt.input_ids, layers=asked.layers, alone=alone)
     except NoReference as error:
@@ -234,6 +234,15 @@ def _described(reference: StreamedModel) -> str:
 def _compared(names: Collection[str]) -> int:
     """Return how many decoder layers were compared: the first ones, without a gap."""
     return next(k for k in itertools.count() if f"r_{k}" not in names) - 1 if "r_0" in names else 0
+
+
+def _positions(prompt: Prompt) -> str:
+    """Return a prompt's length, and which positions were compared where some were not."""
+    tokens, kept = len(prompt.input_ids), prompt.positions.tolist()
+    gap = next((place for place, k in enumerate(kept) if k != place), None)
+    if gap is None:
+        return f"{tokens} tokens"
+    return f"{tokens} tokens at positions 0 to {kept[gap - 1]} and {kept[gap]} to {kept[-1]}"
 
 
 def _missing(names: Sequence[str]) -> str | None:

@@ -16,6 +16,7 @@ from draftstates.errors import UserError
 from draftstates.extract.protocol import kept_positions
 from draftstates.model.digest import capture_spec
 from draftstates.model.folder import ModelFolder
+from draftstates.model.lengths import prompt_length
 from draftstates.records import Parity
 from draftstates.report.parity import parity_page
 from draftstates.shards.selftest_rows import Prompt, SelftestRows
@@ -69,6 +70,12 @@ def test_right_rows_pass_and_the_result_says_how_far_they_reach(gemma: Path) -> 
     assert found.reference.endswith("in float32, 80 tokens")
     assert "Parity with the checkpoint: all 4 layers" in parity_page(found)
     assert parity_page(found).count("<tr>") == 7
+
+
+def test_the_result_says_which_positions_were_compared(gemma: Path) -> None:
+    spec = spec_of(gemma)
+    found = check(gemma, rows_of(gemma, spec, tokens=200), spec)
+    assert found.reference.endswith("200 tokens at positions 0 to 63 and 136 to 199")
 
 
 def test_a_prompt_that_is_too_short_for_a_window_names_it(gemma: Path) -> None:
@@ -146,6 +153,22 @@ def test_a_router_may_let_a_row_jump(tmp_path: Path) -> None:
     rows.prompts[0].states["r_2"][10] *= 1.1
     found = check(folder, rows, spec)
     assert found.layers[2].worst > 0.05 and found.layers[2].worst_limit is None
+
+
+def with_rotary_values_of_64_positions(model: torch.nn.Module) -> None:
+    rotary = model.model.rotary_emb
+    right = rotary.forward
+    rotary.forward = lambda x, position_ids: right(x, position_ids.clamp(max=63))
+
+
+def test_a_fault_of_later_positions_is_seen_by_the_usual_prompt(tmp_path: Path) -> None:
+    folder = parity_models.make("qwen3", tmp_path)
+    spec, change = spec_of(folder), with_rotary_values_of_64_positions
+    usual = prompt_length(ModelFolder(folder).text, most=ASKED.tokens)
+    with pytest.raises(ParityFailed, match="r_1: the median row differs"):
+        check(folder, rows_of(folder, spec, tokens=usual, change=change), spec)
+    short = check(folder, rows_of(folder, spec, tokens=64, change=change), spec)
+    assert short.result == "all 4 layers"
 
 
 def test_one_wrong_layer_is_named_and_the_others_counted(gemma: Path) -> None:
