@@ -398,6 +398,12 @@ class LayerParity(Record):
         limit: largest median that roundings explain.
         neighbours: by layer, the median over rows to the layers before and after.
         strays: share of rows that are nearer to a neighbouring layer.
+        worst_limit: largest distance of any row; None where a router may let a row jump.
+        alone: median over rows, to what the checkpoint's layer gives for the captured rows before
+            it; None where that was not computed. So are the other fields of this name.
+        alone_limit: largest such median that the roundings of one layer explain.
+        alone_worst: largest over rows.
+        alone_worst_limit: as worst_limit.
     """
 
     layer: str
@@ -407,6 +413,11 @@ class LayerParity(Record):
     limit: float
     neighbours: dict[str, float]
     strays: float
+    worst_limit: float | None = None
+    alone: float | None = None
+    alone_limit: float | None = None
+    alone_worst: float | None = None
+    alone_worst_limit: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -448,19 +459,24 @@ class Parity(Document):
         return f"to compare again: rm -f {shlex.quote(str(path))} && snakemake --cores all"
 
     def require(self, mode: str) -> None:
-        """Refuse a result of no comparison where one is required.
+        """Refuse a comparison of fewer than all layers where one is required.
 
         Args:
             mode: the configuration's `checks.parity`.
 
         Raises:
-            UserError: nothing was compared and `mode` is `required`.
+            UserError: a layer was not compared and `mode` is `required`.
         """
-        if mode == "required" and not self.compared:
+        if mode == "required" and not self.is_whole:
             raise UserError(
                 f"checks.parity: required, but parity is {self.result}: capture a checkpoint that"
-                " transformers can load, or set checks.parity: auto"
+                " transformers can load, leave checks.parity_layers out, or set checks.parity: auto"
             )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every layer was compared."""
+        return self.result.startswith("all ")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ from draftstates.model import digest as content
 from draftstates.model.folder import ModelFolder
 from draftstates.model.lengths import prompt_length
 from draftstates.paths import Results
-from draftstates.records import Plan
+from draftstates.records import Parity, Plan
 from draftstates.server.processes import adopt_ownership, owner
 from draftstates.server.slurm import run as slurm
 from draftstates.server.starter import launch_starter
@@ -343,13 +343,34 @@ def captures_without_parity(results: Path, config: Configuration) -> str:
 
 
 def parity_asked(config: Configuration) -> dict[str, str]:
-    """Return what parity is asked for: the record's field `asked`."""
+    """Return what parity is asked for: the record's field `asked`.
+
+    The code that compares is this package's and transformers', whose version is part of it. Where
+    the step runs in a container, the version is that beside Snakemake, if any.
+    """
     checks = config.checks
+    reference = ""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        reference = f"-transformers-{importlib.metadata.version('transformers')}"
     return {
         "tokens": str(checks.parity_tokens),
         "layers": "all" if checks.parity_layers is None else str(checks.parity_layers),
-        "code": source_digest("verify/parity"),
+        "code": source_digest("verify/parity") + reference,
     }
+
+
+def parity_warnings(results: Path) -> list[str]:
+    """Return a line for the present plan's capture whose layers were not all compared."""
+    found = Results(results)
+    try:
+        capture = found.capture(Plan.read(found.plan).capture.folder_name)
+        parity = Parity.read(capture.parity)
+    # The plan or the comparison is still missing, or its own rule says what is wrong with it.
+    except UserError:
+        return []
+    if parity.is_whole:
+        return []
+    return [f"parity: {parity.result}: the other layers were not compared with the checkpoint"]
 
 
 def _asked_of(path: Path) -> object:

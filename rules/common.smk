@@ -108,9 +108,11 @@ def wants_all_output():
 
 
 def end_run():
-    """Print the accounting, and the path of each report that this run has made."""
+    """Print the accounting, what parity did not compare, and the path of each new report."""
     if RESULTS.plan.exists():
         shell("python -m draftstates.commands.cli accounting --results {RESULTS.root:q}")
+    for line in ask.parity_warnings(RESULTS.root):
+        logger.warning(line)
     for page in (RESULTS.tokens_page, RESULTS.report_page):
         if page.exists() and page.stat().st_mtime_ns > STARTED:
             logger.info(f"report: {page}")

@@ -13,13 +13,19 @@ _LENGTHS = re.compile(
     r"(\w+_)?(sliding|attention|local)?_?window(_size|_sizes|_length)?"
     r"|(\w+_)?chunk_(size|sizes|length)"
     r"|original_max_position_embeddings"
-    r"|index_topk|dense_len|(\w+_)?(sparse|kv|attn|attention)_block_size"
+    r"|index_topk|dense_len|floor_scale|seq_length|(\w+_)?(sparse|kv|attn|attention)_block_size"
 )
+# A number of blocks, and beside it their size.
+_BLOCKS = re.compile(r"(\w+_)?sparse_topk_blocks")
+_BLOCK_SIZE = re.compile(r"(\w+_)?sparse_block_size")
 _NOT_OF_ATTENTION = re.compile(
     r"quantization_config|compression_config|(vision|audio|speech|image|video)\w*|chunk_size_feed_forward"
 )
-# A prompt has at least so many tokens, and so many beyond the longest length.
+# A prompt has so many tokens beyond the longest length.
 SHORT = 64
+# It has so many at least, where they fit: the rotary values of later positions may be wrong. On two
+# cores the pass then takes about as long as the reading of the weights, however many these are.
+USUAL = 256
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +50,7 @@ def prompt_length(text: Mapping[str, Any], *, most: int) -> int:
     """
     room = min(most, text.get("max_position_embeddings") or most)
     fits = [value for value in lengths_that_matter(text).values() if value + SHORT <= room]
-    return min(room, max(fits, default=0) + SHORT)
+    return min(room, max(USUAL, max(fits, default=0) + SHORT))
 
 
 def reach(text: Mapping[str, Any], *, tokens: int) -> Reach:
@@ -65,17 +71,23 @@ def lengths_that_matter(text: Mapping[str, Any]) -> dict[str, int]:
     found = dict(_lengths(text, prefix=""))
     if text.get("use_sliding_window") is False:
         found = {key: value for key, value in found.items() if "sliding_window" not in key}
-    if isinstance(longest, int):
+    if not isinstance(longest, int):
+        # It is the longest prompt itself, then.
+        found.pop("seq_length", None)
+    else:
         found = {key: value for key, value in found.items() if value < longest}
     return found
 
 
 def _lengths(part: Mapping[str, Any], *, prefix: str) -> Iterator[tuple[str, int]]:
+    sizes = [v for key, v in part.items() if _BLOCK_SIZE.fullmatch(key) and type(v) is int]
     for key, value in part.items():
         if _NOT_OF_ATTENTION.fullmatch(key):
             continue
         if isinstance(value, Mapping):
             yield from _lengths(value, prefix=f"{prefix}{key}.")
+        elif _BLOCKS.fullmatch(key) and type(value) is int and sizes:
+            yield f"{prefix}{key}", value * max(sizes)
         elif _LENGTHS.fullmatch(key):
             numbers = value if isinstance(value, list) else [value]
             whole = [number for number in numbers if type(number) is int and number > 1]

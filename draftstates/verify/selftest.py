@@ -87,11 +87,9 @@ def attest(
         UserError: names the check that failed and what is missing.
     """
     check_content(ModelFolder(model), expected=spec.model_digest)
-    info = server_info(endpoint.url, api_key=endpoint.api_key)
+    info, text = server_info(endpoint.url, api_key=endpoint.api_key), ModelFolder(model).text
     started = time.monotonic()
-    tokens = self_test_tokens(
-        ModelFolder(model).vocab_size, lengths=prompt_lengths(info, ModelFolder(model).text)
-    )
+    tokens = self_test_tokens(ModelFolder(model).vocab_size, lengths=prompt_lengths(info, text))
     selftest = Results(endpoint.root).selftest(socket.gethostname())
     with (
         _removed_when_empty(Results(endpoint.root).selftests),
@@ -128,7 +126,7 @@ def attest(
         kept = rows and keep_or_compare(
             rows,
             folder=folder,
-            tokens=prompt_length(ModelFolder(model).text, most=parity_tokens),
+            tokens=fitting(prompt_length(text, most=parity_tokens), info, text),
             vocabulary=ModelFolder(model).vocab_size,
             endpoint=dataclasses.replace(endpoint, server=server),
             spec=spec,
@@ -198,11 +196,21 @@ def prompt_lengths(info: Mapping[str, Any], text: Mapping[str, Any]) -> tuple[in
     if cpu and chunk > _MOST_ON_A_CPU:
         return _SHORT_PROMPTS
     longest = (max(chunk, 0) if cpu else max(chunk, _OTHER_SUM)) + _BEYOND
+    longest = fitting(longest, info, text)
+    return (*_SHORT_PROMPTS, longest) if longest > _SHORT_PROMPTS[-1] else _SHORT_PROMPTS
+
+
+def fitting(tokens: int, info: Mapping[str, Any], text: Mapping[str, Any]) -> int:
+    """Return so many tokens, or the longest prompt that the server takes if that is less.
+
+    Args:
+        info: what the server says of itself.
+        text: the language model's part of `config.json`.
+    """
     # One token is generated after the prompt.
     room = [info.get("max_total_num_tokens"), info.get("context_length")]
     room.append(text.get("max_position_embeddings"))
-    longest = min([longest, *(each - 1 for each in room if isinstance(each, int) and each > 0)])
-    return (*_SHORT_PROMPTS, longest) if longest > _SHORT_PROMPTS[-1] else _SHORT_PROMPTS
+    return min([tokens, *(each - 1 for each in room if isinstance(each, int) and each > 0)])
 
 
 def _pass(

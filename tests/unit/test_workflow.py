@@ -1,6 +1,7 @@
 """What the rules ask: which shards are there, and whether sources and models have changed."""
 
 import ast
+import dataclasses
 import json
 import os
 import re
@@ -11,10 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
+from captured import parity_of
+from synthetic import plan_with
 
 from draftstates import workflow
 from draftstates.config import Configuration, load, resolve
 from draftstates.errors import UserError
+from draftstates.paths import Results
 
 PARTS = (".safetensors", ".recaptures.safetensors", ".receipts.json")
 ID, OTHER = "0" * 32, "1" * 32
@@ -391,6 +395,44 @@ def test_parity_that_is_there_has_no_rule_unless_it_was_asked_for_otherwise(tmp_
     assert compares(results, "m-1", parity_config(tmp_path, parity_layers=2))
     (results / "m-1" / "parity.json").write_text("[]")
     assert compares(results, "m-1", config)
+
+
+def test_another_version_of_transformers_compares_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, results = parity_config(tmp_path), tmp_path / "results"
+    make_shard(results, "m-1", ID)
+    (results / "m-1" / "parity.json").write_text(
+        json.dumps({"asked": workflow.parity_asked(config)})
+    )
+    (results / "m-1" / "parity.html").touch()
+    assert not compares(results, "m-1", config)
+    monkeypatch.setattr(workflow.importlib.metadata, "version", lambda name: f"{name} of tomorrow")
+    assert compares(results, "m-1", config)
+
+
+@pytest.mark.parametrize(
+    ("result", "lines"),
+    [
+        ("all 8 layers", []),
+        ("first 2 layers (checks.parity_layers)", ["first 2 layers (checks.parity_layers)"]),
+        ("none (weights of quant_method gptq)", ["none (weights of quant_method gptq)"]),
+    ],
+)
+def test_the_end_of_a_run_says_what_parity_did_not_compare(
+    tmp_path: Path, result: str, lines: list[str]
+) -> None:
+    results = Results(tmp_path)
+    assert workflow.parity_warnings(tmp_path) == [], "before the plan"
+    plan = plan_with([], capture_folder="m-1")
+    plan = dataclasses.replace(plan, capture_folder=plan.capture.folder_name)
+    plan.publish(results.plan)
+    assert workflow.parity_warnings(tmp_path) == [], "before the comparison"
+    capture = results.capture(plan.capture.folder_name)
+    capture.folder.mkdir()
+    parity_of(plan.capture, result=result).publish(capture.parity)
+    found = [line.split(": the other layers")[0] for line in workflow.parity_warnings(tmp_path)]
+    assert found == [f"parity: {line}" for line in lines]
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
 """The check of parity: the self-test's rows against the checkpoint, and its result."""
 
 import dataclasses
+import itertools
 import math
+import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import psutil
 import torch
@@ -15,12 +18,16 @@ from draftstates.records import LayerParity, Parity
 from draftstates.shards.layout import Shard
 from draftstates.shards.selftest_rows import Prompt, SelftestRows
 from draftstates.spec import CaptureSpec, torch_dtype
-from draftstates.verify.parity.compare import Limit, compare, fault
+from draftstates.verify.parity.alone import LayersAlone
+from draftstates.verify.parity.compare import Limit, compare, fault, judged_alone
+from draftstates.verify.parity.rounding import Rounding
 from draftstates.verify.parity.streamed import NoReference, ReferenceStates, StreamedModel
 
 # A layer of fused experts takes so many times its own size while it is put together.
 _PEAK = 2.7
 _SHARE_OF_MEMORY = 0.5
+# Keys of `config.json` that tell of a router of experts, or of sparse attention.
+_CHOICE = re.compile(r"expert|moe|topk|top_k|sparse")
 
 
 class ParityFailed(UserError):
@@ -78,16 +85,24 @@ def check_parity(
     started = time.monotonic()
     prompt = _chosen(rows.prompts, most=prompt_length(model.text, most=asked.tokens))
     layers: list[LayerParity] = []
+    limit = dataclasses.replace(limit_of(spec), smooth=not _chooses(model.text))
     try:
+        _check_rounding(spec)
         reference = _reference(model, spec=spec, trust_remote_code=trust_remote_code)
-        computed_by = f"{_described(reference)}, {len(prompt.input_ids)} tokens"
-        states = reference.states(prompt.input_ids, layers=asked.layers)
+        computed_by = f"{_described(reference)}, {_positions(prompt)}"
+        alone = _layers_alone(prompt, limit, reference=reference, spec=spec)
+        states = reference.states(prompt.input_ids, layers=asked.layers, alone=alone)
     except NoReference as error:
-        compared, reason, computed_by = 0, str(error), "none"
+        compared, whole, reason, computed_by = 0, False, str(error), "none"
     else:
-        layers = compare_prompt(prompt, states, limit=limit_of(spec))
-        compared = _compared(layers, spec.num_layers)
-        reason = states.reason or "checks.parity_layers"
+        layers = compare_prompt(prompt, states, limit=limit, alone=alone)
+        if alone:
+            computed_by += f", {len(alone.found)} layers also alone"
+        names = {layer.layer for layer in layers}
+        compared = _compared(names)
+        whole = compared == spec.num_layers and "post_norm" in names
+        missing = [name for name in states.by_name if name not in prompt.states]
+        reason = _missing(missing) or states.reason or "checks.parity_layers"
     if faults := [what for layer in layers if (what := fault(layer))]:
         more = f"; {len(faults) - 1} more layers differ" if len(faults) > 1 else ""
         raise ParityFailed(
@@ -99,7 +114,7 @@ def check_parity(
     return Parity(
         capture_key=spec.key,
         selftest=rows.id,
-        result=_result(compared, spec.num_layers, reason),
+        result=_result(compared, None if whole else reason, spec.num_layers),
         compared=compared,
         layers=tuple(layers),
         prompts=(len(prompt.input_ids),),
@@ -111,11 +126,17 @@ def check_parity(
     )
 
 
-def compare_prompt(prompt: Prompt, states: ReferenceStates, *, limit: Limit) -> list[LayerParity]:
+def compare_prompt(
+    prompt: Prompt, states: ReferenceStates, *, limit: Limit, alone: LayersAlone | None = None
+) -> list[LayerParity]:
     """Return the distances of each layer of a prompt.
 
     Its first and its last rows are compared apart, since a fault may concern the last ones alone;
     the larger distance counts.
+
+    Args:
+        limit: the largest distances.
+        alone: what each layer gives for the captured rows before it; None to leave that out.
     """
     found: list[LayerParity] = []
     for part in _parts(len(prompt.positions)):
@@ -123,7 +144,18 @@ def compare_prompt(prompt: Prompt, states: ReferenceStates, *, limit: Limit) -> 
         captured = {name: rows[part] for name, rows in prompt.states.items()}
         right = {name: rows[positions] for name, rows in states.by_name.items()}
         found += compare(captured, right, limit=limit)
-    return _merged(found, rows=len(prompt.positions))
+    merged, by_name = _merged(found, rows=len(prompt.positions)), alone.found if alone else {}
+    return [
+        judged_alone(
+            layer,
+            prompt.states[layer.layer][: len(by_name[layer.layer].right)],
+            by_name[layer.layer],
+            limit=limit,
+        )
+        if layer.layer in by_name
+        else layer
+        for layer in merged
+    ]
 
 
 def sample_prompt(shard: Shard, index: int, *, num_layers: int) -> Prompt:
@@ -140,14 +172,23 @@ def sample_prompt(shard: Shard, index: int, *, num_layers: int) -> Prompt:
 
 def limit_of(spec: CaptureSpec) -> Limit:
     """Return the limit of a capture's distances; a server may quantise a plain checkpoint."""
-    given = [argument.replace("=", " ").split() for argument in spec.engine_args]
-    words = [word for words in given for word in words]
-    asked = dict(zip(words, words[1:], strict=False)).get("--quantization")
+    rounding = Rounding.of(spec)
     return Limit.of(
         compute=spec.compute_dtype,
         stored=spec.stored_dtype,
-        quantization=spec.quantization or asked,
+        quantization=spec.quantization or rounding.eight_bits or rounding.coarser,
+        eight_bits=bool(rounding.eight_bits or rounding.coarser),
     )
+
+
+def _check_rounding(spec: CaptureSpec) -> None:
+    """Refuse to judge a capture whose roundings no limit tells from a fault.
+
+    Raises:
+        NoReference: the server rounds numbers to fewer than 8 bits, which the checkpoint does not.
+    """
+    if method := Rounding.of(spec).coarser:
+        raise NoReference(f"no limit tells the roundings of {method} from a fault")
 
 
 def _chosen(prompts: Sequence[Prompt], *, most: int) -> Prompt:
@@ -168,6 +209,21 @@ def _reference(model: ModelFolder, *, spec: CaptureSpec, trust_remote_code: bool
     )
 
 
+def _layers_alone(
+    prompt: Prompt, limit: Limit, *, reference: StreamedModel, spec: CaptureSpec
+) -> LayersAlone | None:
+    """Return what computes each layer alone, or None where that tells nothing."""
+    if limit.rounding is None or reference.dtype != torch.float32:
+        return None
+    compute = torch_dtype(spec.compute_dtype)
+    return LayersAlone.of(prompt.states, prompt.positions, compute=compute)
+
+
+def _chooses(text: Mapping[str, Any]) -> bool:
+    """Return whether a model may choose experts or keys, where a near tie lets a row jump."""
+    return any(value and _CHOICE.search(key) for key, value in text.items())
+
+
 def _described(reference: StreamedModel) -> str:
     import transformers
 
@@ -175,12 +231,23 @@ def _described(reference: StreamedModel) -> str:
     return f"transformers {transformers.__version__} in {dtype}"
 
 
-def _compared(layers: Iterable[LayerParity], num_layers: int) -> int:
-    """Return how many decoder layers the compared states passed."""
-    names = [layer.layer for layer in layers]
-    if "post_norm" in names:
-        return num_layers
-    return max((int(name.removeprefix("r_")) for name in names), default=0)
+def _compared(names: Collection[str]) -> int:
+    """Return how many decoder layers were compared: the first ones, without a gap."""
+    return next(k for k in itertools.count() if f"r_{k}" not in names) - 1 if "r_0" in names else 0
+
+
+def _positions(prompt: Prompt) -> str:
+    """Return a prompt's length, and which positions were compared where some were not."""
+    tokens, kept = len(prompt.input_ids), prompt.positions.tolist()
+    gap = next((place for place, k in enumerate(kept) if k != place), None)
+    if gap is None:
+        return f"{tokens} tokens"
+    return f"{tokens} tokens at positions 0 to {kept[gap - 1]} and {kept[gap]} to {kept[-1]}"
+
+
+def _missing(names: Sequence[str]) -> str | None:
+    """Return what was not compared since the server did not capture it."""
+    return f"the server did not capture {', '.join(names)}" if names else None
 
 
 def _parts(rows: int) -> list[slice]:
@@ -198,20 +265,25 @@ def _merged(found: Sequence[LayerParity], *, rows: int) -> list[LayerParity]:
             max(parts, key=_badness),
             rows=rows,
             strays=max(part.strays for part in parts),
+            worst=max((part.worst for part in parts), key=_size),
         )
         for parts in sorted(by_layer.values(), key=lambda parts: _place(parts[0].layer))
     ]
 
 
 def _badness(layer: LayerParity) -> tuple[bool, float]:
-    return (fault(layer) is not None, math.inf if math.isnan(layer.median) else layer.median)
+    return (fault(layer) is not None, _size(layer.median))
+
+
+def _size(value: float) -> float:
+    return math.inf if math.isnan(value) else value
 
 
 def _place(layer: str) -> float:
     return math.inf if layer == "post_norm" else int(layer.removeprefix("r_"))
 
 
-def _result(compared: int, num_layers: int, reason: str) -> str:
-    if compared == num_layers:
+def _result(compared: int, reason: str | None, num_layers: int) -> str:
+    if reason is None:
         return f"all {num_layers} layers"
     return f"first {compared} layers ({reason})" if compared else f"none ({reason})"

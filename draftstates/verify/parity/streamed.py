@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from draftstates.errors import UserError
 from draftstates.model.folder import ModelFolder, unreadable_weights
 from draftstates.model.unused import why_unused
+from draftstates.verify.parity.alone import CPU_ALLOCATOR, LayersAlone
 from draftstates.verify.parity.quantised import NotDequantised, Scheme
 
 _MODEL_CLASSES = ("AutoModelForCausalLM", "AutoModelForImageTextToText")
@@ -107,12 +108,19 @@ class StreamedModel:
         return max(sum(p.numel() for p in layer.parameters()) for layer in self._stack.layers)
 
     @torch.inference_mode()
-    def states(self, input_ids: torch.Tensor, *, layers: int | None = None) -> ReferenceStates:
+    def states(
+        self,
+        input_ids: torch.Tensor,
+        *,
+        layers: int | None = None,
+        alone: LayersAlone | None = None,
+    ) -> ReferenceStates:
         """Return r_k for each k, and post_norm.
 
         Args:
             input_ids: int [n].
             layers: compute only so many layers; None for all.
+            alone: computes each layer once more, for other rows.
 
         Raises:
             NoReference: transformers cannot compute even the first layer.
@@ -141,6 +149,14 @@ class StreamedModel:
                     prepend=True,
                 )
                 hooks.callback(handle.remove)
+                if alone is not None:
+                    # Before the weights are freed.
+                    handle = layer.register_forward_hook(
+                        lambda layer, args, kwargs, _, k=k: alone.add(k, layer, args, kwargs),
+                        with_kwargs=True,
+                        prepend=True,
+                    )
+                    hooks.callback(handle.remove)
             handle = stack.layers[-1].register_forward_hook(lambda _, args, out: on_exit(out))
             hooks.callback(handle.remove)
             try:
@@ -153,8 +169,13 @@ class StreamedModel:
                 self._free_all()
             except (UserError, NoReference):
                 raise
+            # What a second attempt may not meet says nothing about the model.
+            except (OSError, SafetensorError, MemoryError, torch.OutOfMemoryError) as error:
+                raise _interrupted(self._folder, error) from error
             # A family's own code raises errors of any class, such as for a kernel that is missing.
             except Exception as error:
+                if isinstance(error, RuntimeError) and CPU_ALLOCATOR in str(error):
+                    raise _interrupted(self._folder, error) from error
                 self._free_all()
                 reason = f"{type(error).__name__}: {error}"
                 if len(found) < 2:
@@ -260,6 +281,14 @@ class StreamedModel:
     def _free_all(self) -> None:
         for unit in self._units:
             self._free(unit)
+
+
+def _interrupted(model: ModelFolder, error: Exception) -> UserError:
+    return UserError(
+        f"{model.path}: expected a forward pass of the checkpoint, found"
+        f" {type(error).__name__}: {error}: look at the disk and the memory of this machine, and"
+        " run again"
+    )
 
 
 def _scheme(model: ModelFolder) -> Scheme:

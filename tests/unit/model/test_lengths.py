@@ -2,7 +2,7 @@
 
 import pytest
 
-from draftstates.model.lengths import SHORT, lengths_that_matter, prompt_length, reach
+from draftstates.model.lengths import SHORT, USUAL, lengths_that_matter, prompt_length, reach
 
 YARN = {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 4096}
 
@@ -26,6 +26,13 @@ YARN = {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 40
         ),
         ({"sparse_config": {"window_size": 512, "dense_len": 8192}},
          {"sparse_config.window_size": 512, "sparse_config.dense_len": 8192}),
+        ({"floor_scale": 8192, "attn_scale": 0.1}, {"floor_scale": 8192}),
+        ({"seq_length": 2048, "max_position_embeddings": 8192}, {"seq_length": 2048}),
+        ({"seq_length": 2048}, {}),
+        ({"sparse_attention_config": {"sparse_topk_blocks": 16, "sparse_block_size": 128}},
+         {"sparse_attention_config.sparse_topk_blocks": 2048,
+          "sparse_attention_config.sparse_block_size": 128}),
+        ({"sparse_topk_blocks": 16}, {}),
         ({"attention_window_size": [128, 64]}, {"attention_window_size": 128}),
         ({"quantization_config": {"weight_block_size": [128, 128]}}, {}),
         ({"vision_config": {"window_size": 112}}, {}),
@@ -45,5 +52,6 @@ def test_one_prompt_goes_beyond_every_length_that_fits_and_the_others_are_named(
 
 
 def test_without_such_a_length_the_prompt_is_short() -> None:
-    assert prompt_length({}, most=4352) == SHORT
+    assert prompt_length({}, most=4352) == USUAL > 2 * SHORT
+    assert prompt_length({}, most=64) == 64
     assert prompt_length({"max_position_embeddings": 40}, most=4352) == 40

@@ -2,7 +2,7 @@
 
 import pytest
 
-from draftstates.verify.selftest import prompt_lengths
+from draftstates.verify.selftest import fitting, prompt_lengths
 
 SHORT = (10, 64, 300)
 
@@ -33,3 +33,11 @@ def test_the_longest_prompt_crosses_what_changes_with_length(
 )
 def test_without_room_or_on_a_slow_cpu_the_prompts_are_short(info: dict, text: dict) -> None:
     assert prompt_lengths(info, text) == SHORT
+
+
+def test_the_prompt_of_parity_is_one_that_the_server_takes() -> None:
+    """The context of some families is shorter than their position embeddings."""
+    info = {"context_length": 2048, "max_total_num_tokens": 16384}
+    assert fitting(2112, info, {"max_position_embeddings": 8192}) == 2047
+    assert fitting(2112, {}, {"max_position_embeddings": 40}) == 39
+    assert fitting(2112, {"context_length": None}, {}) == 2112

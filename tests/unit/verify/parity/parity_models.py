@@ -1,5 +1,6 @@
 """Tiny random checkpoints of several families, and the ordinary forward pass of them."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -97,9 +98,26 @@ def make(family: str, folder: Path, **changes: object) -> Path:
     return folder
 
 
-def ordinary_states(folder: Path, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the states of transformers' model, loaded as a whole in float32."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+def ordinary_states(
+    folder: Path,
+    input_ids: torch.Tensor,
+    *,
+    dtype: torch.dtype = torch.float32,
+    attention: str | None = None,
+    change: Callable[[torch.nn.Module], None] | None = None,
+) -> dict[str, torch.Tensor]:
+    """Return the states of transformers' model, loaded as a whole.
+
+    Args:
+        attention: transformers' name of the kernel of attention; None for its choice.
+        change: plants a fault into the model.
+    """
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation=attention
+    ).eval()
+    if change is not None:
+        with torch.no_grad():
+            change(model)
     stack = model.get_decoder()
     stack = stack if hasattr(stack, "layers") else stack.model
     found: dict[str, torch.Tensor] = {}

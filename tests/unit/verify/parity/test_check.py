@@ -6,6 +6,7 @@ A server's rows are those of transformers' ordinary forward pass here.
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import parity_models
 import pytest
@@ -15,6 +16,7 @@ from draftstates.errors import UserError
 from draftstates.extract.protocol import kept_positions
 from draftstates.model.digest import capture_spec
 from draftstates.model.folder import ModelFolder
+from draftstates.model.lengths import prompt_length
 from draftstates.records import Parity
 from draftstates.report.parity import parity_page
 from draftstates.shards.selftest_rows import Prompt, SelftestRows
@@ -39,11 +41,11 @@ def spec_of(folder: Path, **changes: str) -> CaptureSpec:
     )
 
 
-def rows_of(folder: Path, spec: CaptureSpec, *, tokens: int) -> SelftestRows:
-    """Return the rows that a right server keeps."""
+def rows_of(folder: Path, spec: CaptureSpec, *, tokens: int, **computed: Any) -> SelftestRows:
+    """Return the rows that a right server keeps; `computed`: see `ordinary_states`."""
     input_ids = parity_models.ids(tokens)
     positions = torch.tensor(kept_positions(tokens))
-    states = parity_models.ordinary_states(folder, input_ids)
+    states = parity_models.ordinary_states(folder, input_ids, **computed)
     prompt = Prompt(
         input_ids=input_ids.int(),
         positions=positions,
@@ -68,6 +70,12 @@ def test_right_rows_pass_and_the_result_says_how_far_they_reach(gemma: Path) -> 
     assert found.reference.endswith("in float32, 80 tokens")
     assert "Parity with the checkpoint: all 4 layers" in parity_page(found)
     assert parity_page(found).count("<tr>") == 7
+
+
+def test_the_result_says_which_positions_were_compared(gemma: Path) -> None:
+    spec = spec_of(gemma)
+    found = check(gemma, rows_of(gemma, spec, tokens=200), spec)
+    assert found.reference.endswith("200 tokens at positions 0 to 63 and 136 to 199")
 
 
 def test_a_prompt_that_is_too_short_for_a_window_names_it(gemma: Path) -> None:
@@ -128,6 +136,41 @@ def test_a_fault_of_the_last_rows_alone_is_seen(gemma: Path) -> None:
         check(gemma, rows, spec)
 
 
+def test_a_few_wrong_rows_are_seen_where_no_router_moves_rows(gemma: Path) -> None:
+    """They are too few for the median, and for the share that may be nearer to a neighbour."""
+    spec = spec_of(gemma)
+    rows = rows_of(gemma, spec, tokens=64)
+    states = rows.prompts[0].states["r_2"]
+    states[10:13] += torch.randn(3, states.shape[1]) * states[10:13].std()
+    with pytest.raises(ParityFailed, match=r"r_2: one of 64 rows differs by .*, expected at most"):
+        check(gemma, rows, spec)
+
+
+def test_a_router_may_let_a_row_jump(tmp_path: Path) -> None:
+    folder = parity_models.make("qwen3_moe", tmp_path)
+    spec = spec_of(folder)
+    rows = rows_of(folder, spec, tokens=64)
+    rows.prompts[0].states["r_2"][10] *= 1.1
+    found = check(folder, rows, spec)
+    assert found.layers[2].worst > 0.05 and found.layers[2].worst_limit is None
+
+
+def with_rotary_values_of_64_positions(model: torch.nn.Module) -> None:
+    rotary = model.model.rotary_emb
+    right = rotary.forward
+    rotary.forward = lambda x, position_ids: right(x, position_ids.clamp(max=63))
+
+
+def test_a_fault_of_later_positions_is_seen_by_the_usual_prompt(tmp_path: Path) -> None:
+    folder = parity_models.make("qwen3", tmp_path)
+    spec, change = spec_of(folder), with_rotary_values_of_64_positions
+    usual = prompt_length(ModelFolder(folder).text, most=ASKED.tokens)
+    with pytest.raises(ParityFailed, match="r_1: the median row differs"):
+        check(folder, rows_of(folder, spec, tokens=usual, change=change), spec)
+    short = check(folder, rows_of(folder, spec, tokens=64, change=change), spec)
+    assert short.result == "all 4 layers"
+
+
 def test_one_wrong_layer_is_named_and_the_others_counted(gemma: Path) -> None:
     spec = spec_of(gemma)
     rows = rows_of(gemma, spec, tokens=20)
@@ -177,8 +220,60 @@ def test_a_result_is_read_back_as_it_was_written(gemma: Path, tmp_path: Path) ->
     assert Parity.read(tmp_path / "parity.json") == found
 
 
-def test_a_server_that_quantises_to_8_bits_has_a_limit_of_its_own(gemma: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "computed"),
+    [
+        (("--quantization=fp8",), 0.1),
+        (("--quantization", "w8a8_int8"), 0.1),
+        (("--quant", "fp8"), 0.1),
+        (("--torchao-config", "int8wo"), 0.1),
+        (("--kv-cache-dtype", "fp8_e4m3"), 0.1),
+        (("--kv_cache_dtype=fp8_e5m2",), 0.1),
+        (("--kv-cache-dtype", "auto"), 1e-4),
+        (("--attention-backend", "triton"), 1e-4),
+    ],
+)
+def test_a_server_that_rounds_to_8_bits_has_a_limit_of_its_own(
+    gemma: Path, arguments: tuple[str, ...], computed: float
+) -> None:
     plain = spec_of(gemma)
-    online = dataclasses.replace(plain, engine_args=("--quantization=fp8",))
-    stored = dataclasses.replace(plain, quantization="fp8")
-    assert [limit_of(spec).computed for spec in (plain, online, stored)] == [1e-4, 0.1, 0.1]
+    assert limit_of(dataclasses.replace(plain, engine_args=arguments)).computed == computed
+    assert limit_of(dataclasses.replace(plain, quantization="fp8")).computed == 0.1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--quantization", "mxfp4"),
+        ("--quantization", "modelopt_fp4"),
+        ("--quantization", "awq"),
+        ("--torchao-config", "int4wo-128"),
+        ("--kv-cache-dtype", "fp4_e2m1"),
+    ],
+)
+def test_a_server_that_rounds_to_fewer_bits_is_not_judged(
+    gemma: Path, arguments: tuple[str, ...]
+) -> None:
+    spec = dataclasses.replace(spec_of(gemma), engine_args=arguments)
+    found = check(gemma, rows_of(gemma, spec, tokens=20), spec)
+    expected = f"none (no limit tells the roundings of {' '.join(arguments)} from a fault)"
+    assert (found.result, found.compared) == (expected, 0)
+
+
+@pytest.mark.parametrize(
+    ("lost", "result"),
+    [
+        ("r_2", "first 1 layers (the server did not capture r_2)"),
+        ("r_0", "none (the server did not capture r_0)"),
+        ("r_4", "first 3 layers (the server did not capture r_4)"),
+        ("post_norm", "first 4 layers (the server did not capture post_norm)"),
+    ],
+)
+def test_a_state_that_was_not_captured_is_named(gemma: Path, lost: str, result: str) -> None:
+    spec = spec_of(gemma)
+    rows = rows_of(gemma, spec, tokens=20)
+    del rows.prompts[0].states[lost]
+    found = check(gemma, rows, spec)
+    assert found.result == result
+    with pytest.raises(UserError, match="checks.parity: required, but parity is"):
+        found.require("required")

@@ -123,3 +123,29 @@ def test_a_model_without_a_reference_says_why(
     (folder / "config.json").write_text(json.dumps({**config, **values}))
     with pytest.raises(NoReference, match=reason):
         StreamedModel(ModelFolder(folder)).states(parity_models.ids(5))
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        OSError(5, "Input/output error"),
+        MemoryError("no room"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+def test_a_fault_of_the_machine_is_no_result(
+    qwen3: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception
+) -> None:
+    """It says nothing about the later layers, and a second attempt may go well."""
+    model = StreamedModel(ModelFolder(qwen3))
+    read = model._open
+
+    def failing(unit: str, opened: object) -> dict:
+        if unit.endswith("layers.2"):
+            raise problem
+        return read(unit, opened)
+
+    monkeypatch.setattr(model, "_open", failing)
+    with pytest.raises(UserError, match=f"found {type(problem).__name__}: .*run again"):
+        model.states(parity_models.ids(9))
