@@ -43,6 +43,7 @@ def workspace(tmp_path: Path, tiny_model: Path) -> Workspace:
     after each kill.
     """
     workspace = make_workspace(tmp_path / "work", tiny_model, standins=False)
+    workspace.stand_in("report_page")
     workspace.write_rows([chat(f"one-{i}") for i in range(280)], "one")
     workspace.write_rows([chat(f"two-{i}") for i in range(100)], "two")
     workspace.config["shards"] = {"min_bytes": "1MiB", "max_bytes": "3MiB"}

@@ -93,6 +93,11 @@ class Workspace:
             "".join(json.dumps(row) + "\n" for row in rows)
         )
 
+    def stand_in(self, *scripts: str) -> None:
+        """Replace scripts by their stand-ins."""
+        for name in scripts:
+            shutil.copy(STANDINS / f"{name}.py", self.folder / "scripts" / f"{name}.py")
+
     def edit(self, path: str, old: str, new: str) -> None:
         """Replace `old`, which must occur, in a file of the copied workflow."""
         file = self.folder / path
@@ -136,11 +141,10 @@ def make_workspace(folder: Path, model: Path, *, standins: bool) -> Workspace:
         (shutil.copytree if source.is_dir() else shutil.copy2)(
             source, folder / name, **({"ignore": ignore} if source.is_dir() else {})
         )
-    if standins:
-        for path in STANDINS.glob("*.py"):
-            shutil.copy(path, folder / "scripts" / path.name)
     shutil.copytree(model, folder / "models" / "tiny")
     workspace = Workspace(folder, tiny_config())
+    if standins:
+        workspace.stand_in(*(path.stem for path in STANDINS.glob("*.py")))
     workspace.write_rows([chat(f"one-{i}") for i in range(36)], "one")
     workspace.write_rows([chat(f"two-{i}") for i in range(12)], "two")
     return workspace
