@@ -17,12 +17,20 @@ from captured import Captured, capture, parity_of, plan_of, tiny_model, verify, 
 
 from draftstates.documents import sealed
 from draftstates.errors import UserError
-from draftstates.records import Accounting, Plan, SourceAccount
+from draftstates.records import Accounting, LayerParity, ManifestShard, Plan, SourceAccount
 from draftstates.shards import layout
 from draftstates.shards.manifest import write_manifest
 
 ROOT = Path(__file__).parents[3]
 SCHEMA = ROOT / "schemas" / "manifest.schema.yaml"
+
+
+def test_the_schema_has_the_fields_of_the_records() -> None:
+    schema = yaml.safe_load(SCHEMA.read_text())["properties"]
+    layer = schema["parity"]["properties"]["layers"]["items"]["properties"]
+    shard = schema["shards"]["items"]["properties"]
+    for record, properties in ((LayerParity, layer), (ManifestShard, shard)):
+        assert {field.name for field in dataclasses.fields(record)} == set(properties), record
 
 
 class Run:
