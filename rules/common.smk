@@ -141,11 +141,17 @@ def say_failures():
 
 
 def source_files(wildcards):
-    """Return the files of a source; refuse one that does not exist and that no rule makes."""
-    try:
-        check_files(CONFIG, wildcards.source, made=is_made)
-    except UserError as error:
-        raise WorkflowError(str(error)) from None
+    """
+    Return the files of a source.
+
+    One that does not exist, and that no rule makes, is refused where the source is not tokenised:
+    data may be removed after that.
+    """
+    if not RESULTS.tokens(wildcards.source).exists():
+        try:
+            check_files(CONFIG, wildcards.source, made=is_made)
+        except UserError as error:
+            raise WorkflowError(str(error)) from None
     return DATA_FILES[wildcards.source]
 
 
