@@ -8,8 +8,9 @@ from typing import Any
 from draftstates.config import reserved_arguments
 from draftstates.tokens.flags import FINISH_KEYS
 from draftstates.tokens.layouts import RowLayout
-from draftstates.tokens.messages import REASONING_KEYS, MessageReader
+from draftstates.tokens.messages import MessageReader
 from draftstates.tokens.rows import RowSkipped, shown
+from draftstates.tokens.thoughts import REASONING_KEYS, is_setting
 from draftstates.tokens.tools import from_json, is_empty, read_tools
 
 _SYSTEM_COLUMNS = ("system", "system_prompt", "instructions")
@@ -264,7 +265,11 @@ class _RowParser:
                 "unknown_format",
                 f"the columns {question} and input could both be the question: name one in columns",
             )
-        thoughts = {key: self._take(key) for key in REASONING_KEYS if key in self._row}
+        thoughts = {
+            key: self._take(key)
+            for key in REASONING_KEYS
+            if key in self._row and not is_setting(key, self._row[key])
+        }
         if len(said) == 1 and isinstance(said[0], dict):
             said = [{**thoughts, **said[0]}]
         elif any(not is_empty(value) for value in thoughts.values()):

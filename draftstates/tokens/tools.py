@@ -121,14 +121,14 @@ def _call(call: object, where: str, not_used: set[str]) -> dict[str, Any]:
     assert isinstance(call, dict)
     key = next((key for key in _ARGUMENTS if function.get(key) is not None), "arguments")
     arguments = _arguments(function.get(key), where, not_used)
-    around = {} if function is call else call
-    kept = {
-        name: item
-        for name, item in around.items()
-        if name not in ("function", "type") and item is not None
-    }
-    if function is call and not is_empty(call.get("id")):
-        kept["id"] = call["id"]
+    kept = {} if is_empty(call.get("id")) else {"id": call["id"]}
+    if function is not call:
+        # the server drops them too
+        not_used.update(
+            f"messages[].tool_calls[].{name}"
+            for name, item in call.items()
+            if name not in ("function", "type", "id") and not is_empty(item)
+        )
     ignored = {"name", "arguments", key, "type", "id"} if function is call else {"name", key}
     extra = {
         name: item for name, item in function.items() if name not in ignored and item is not None
