@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from draftstates.config import reserved_arguments
+from draftstates.tokens.answers import AnswerJoiner
 from draftstates.tokens.flags import FINISH_KEYS
 from draftstates.tokens.layouts import RowLayout
 from draftstates.tokens.messages import MessageReader
@@ -116,12 +117,13 @@ class _RowParser:
             self._read_pair(layout)
         reader = self._reader
         self._read_finish()
+        answers = AnswerJoiner(reader.messages, reader.unsupervised, reader.open_turns)
         tools, arguments = self._tools(), self._arguments()
         return Conversation(
-            reader.messages,
+            answers.messages,
             tools,
-            frozenset(reader.unsupervised),
-            frozenset(reader.open_turns),
+            frozenset(answers.unsupervised),
+            frozenset(answers.open_turns),
             self._not_used(),
             arguments,
         )
