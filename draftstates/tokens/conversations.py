@@ -7,9 +7,10 @@ from typing import Any
 
 from draftstates.config import reserved_arguments
 from draftstates.tokens.answers import AnswerJoiner
-from draftstates.tokens.flags import FINISH_KEYS
+from draftstates.tokens.flags import endings
 from draftstates.tokens.layouts import RowLayout
 from draftstates.tokens.messages import MessageReader
+from draftstates.tokens.row_flags import RowFlags, without_padding
 from draftstates.tokens.rows import RowSkipped, shown
 from draftstates.tokens.thoughts import REASONING_KEYS, is_setting
 from draftstates.tokens.tools import from_json, is_empty, read_tools
@@ -102,13 +103,14 @@ class _RowParser:
         self._layout = RowLayout(row, columns)
         self._reader = MessageReader(columns, roles)
         self._used: set[str] = set()
+        self._flags = RowFlags(row, columns, self._used)
 
     def parse(self, layout: str) -> Conversation | TokenRow:
         if layout == "auto":
             layout = self._layout.layout()
+        self._flags.check_wanted()
         if layout == "tokens":
-            ids, mask = self._column("input_ids", list), self._column("loss_mask", list)
-            return TokenRow(ids, mask, self._not_used())
+            return self._read_tokens()
         if layout in ("messages", "sharegpt"):
             self._read_chat()
         elif layout == "responses":
@@ -116,7 +118,7 @@ class _RowParser:
         else:
             self._read_pair(layout)
         reader = self._reader
-        self._read_finish()
+        self._flags.apply(reader)
         answers = AnswerJoiner(reader.messages, reader.unsupervised, reader.open_turns)
         tools, arguments = self._tools(), self._arguments()
         return Conversation(
@@ -127,6 +129,14 @@ class _RowParser:
             self._not_used(),
             arguments,
         )
+
+    def _read_tokens(self) -> TokenRow:
+        ids, mask = self._column("input_ids", list), self._column("loss_mask", list)
+        if self._flags.excludes():
+            raise RowSkipped("no_supervised_tokens", "the row says that it is not to be learnt")
+        if not is_empty(attention := self._take("attention_mask")):
+            ids, mask = without_padding(ids, mask, attention)
+        return TokenRow(ids, mask, self._not_used())
 
     def _name(self, standard: str) -> str:
         return self._columns.get(standard, standard)
@@ -165,7 +175,7 @@ class _RowParser:
             )
         self._read_system()
         system = bool(self._reader.messages)
-        self._read_list(listed, self._learnt(len(listed)))
+        self._read_list(listed, self._flags.learnt(len(listed)))
         self._read_choice()
         if system and self._reader.messages[1:2] and self._reader.messages[1]["role"] == "system":
             first, second = self._reader.messages[:2]
@@ -185,26 +195,6 @@ class _RowParser:
         for index, item in enumerate(items):
             self._reader.read(item, index, learn=learnt is None or learnt[index])
 
-    def _learnt(self, count: int) -> list[bool] | None:
-        """Return whether each message is learnt, as the row's `loss_mask` says."""
-        name = self._name("loss_mask")
-        mask = self._row.get(name)
-        if is_empty(mask):
-            return None
-        self._used.add(name)
-        if (
-            not isinstance(mask, list)
-            or len(mask) != count
-            or any(
-                not isinstance(value, (bool, int, float)) or value not in (0, 1) for value in mask
-            )
-        ):
-            raise RowSkipped(
-                "bad_columns",
-                f"column {name}: expected 0 or 1 for each of {count} messages, found {shown(mask)}",
-            )
-        return [bool(value) for value in mask]
-
     def _read_choice(self) -> None:
         """Read the answer of a chat completion that lies beside its request's messages."""
         choices = self._row.get("choices")
@@ -223,7 +213,8 @@ class _RowParser:
             return
         self._used.add("choices")
         self._reader.read(messages[0], len(self._reader.messages))
-        self._reader.end_last(choices[0].get("finish_reason"), "choices[].finish_reason")
+        for key, reason in endings(choices[0]):
+            self._reader.end_last(reason, f"choices[].{key}")
 
     def _read_system(self) -> None:
         names = {self._name("system"): None, **dict.fromkeys(_SYSTEM_COLUMNS)}
@@ -278,7 +269,7 @@ class _RowParser:
             self._used.difference_update(thoughts)
         items = [*asked, *said]
         self._drop_doubled_system(items)
-        self._read_list(items, self._learnt(len(items)))
+        self._read_list(items, self._flags.learnt(len(items)))
 
     def _drop_doubled_system(self, items: list[Any]) -> None:
         first = self._reader.messages[:1]
@@ -335,21 +326,7 @@ class _RowParser:
         self._read_system()
         items = [*asked, *said]
         self._drop_doubled_system(items)
-        self._read_list(items, self._learnt(len(items)))
-        details = self._row.get("incomplete_details")
-        if self._take("status") == "incomplete" or not is_empty(details):
-            self._used.add("incomplete_details")
-            self._reader.end_last("incomplete", "status")
-
-    def _read_finish(self) -> None:
-        reader = self._reader
-        for name in ("train", "weight"):
-            if type(self._row.get(name)) in (bool, int, float) and not self._row[name]:
-                self._used.add(name)
-                reader.unsupervised.update(range(len(reader.messages)))
-        for name in (*FINISH_KEYS, "finish_reasons"):
-            if not is_empty(self._row.get(name)):
-                reader.end_last(self._take(name), name)
+        self._read_list(items, self._flags.learnt(len(items)))
 
     def _tools(self) -> list[dict[str, Any]] | None:
         names = {self._name("tools"): None, **dict.fromkeys(_TOOL_COLUMNS)}

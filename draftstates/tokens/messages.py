@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftstates.tokens.blocks import joined, read_block, result_message, text_of
-from draftstates.tokens.flags import FINISH_KEYS, FLAGS, is_excluded, was_cut
+from draftstates.tokens.flags import ENDING_KEYS, FLAGS, endings, is_excluded, was_cut
 from draftstates.tokens.rows import RowSkipped, shown
 from draftstates.tokens.thoughts import REASONING_KEYS, one_thought, read_thoughts, without_thought
 from draftstates.tokens.tools import from_json, is_empty, read_calls, same_calls
@@ -323,18 +323,17 @@ class MessageReader:
         answer = self.messages[last]["role"] == "assistant"
         if is_excluded(item, answer=answer, where=where, not_used=self.not_used):
             self.unsupervised.add(last)
-        for key in FINISH_KEYS:
-            if not is_empty(item.get(key)):
-                self._end(last, item[key], f"messages[].{key}")
-        if item.get("status") == "incomplete":
-            self._end(last, "incomplete", "messages[].status")
+        for key, reason in endings(item):
+            self._end(last, reason, f"messages[].{key}")
 
     def _end(self, place: int, reason: object, where: str) -> None:
         if is_empty(reason):
             return
         cut = was_cut(reason)
-        if cut is None or self.messages[place]["role"] != "assistant":
-            self.not_used.add(f"{where}: {shown(reason)}")
+        if self.messages[place]["role"] != "assistant":
+            self.not_used.add(f"{where} of a message that is not an answer")
+        elif cut is None:
+            self.not_used.add(f"{where} of an unknown kind")
         elif cut:
             self.open_turns.add(place)
 
@@ -346,7 +345,7 @@ class MessageReader:
                 " whole message",
             )
         for key, value in item.items():
-            if key in used or key in FLAGS or key in FINISH_KEYS or is_empty(value):
+            if key in used or key in FLAGS or key in ENDING_KEYS or is_empty(value):
                 continue
             self.not_used.add(
                 f"messages[].{key}"
