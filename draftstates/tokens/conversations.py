@@ -1,7 +1,6 @@
 """The parser of a dataset's row: any of the usual layouts becomes one list of chat messages."""
 
 import dataclasses
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ from draftstates.tokens.flags import endings
 from draftstates.tokens.layouts import RowLayout
 from draftstates.tokens.messages import MessageReader
 from draftstates.tokens.row_flags import RowFlags, without_padding
-from draftstates.tokens.rows import RowSkipped, shown
+from draftstates.tokens.rows import RowSkipped, parse_json, shown
 from draftstates.tokens.thoughts import REASONING_KEYS, is_setting
 from draftstates.tokens.tools import from_json, is_empty, read_tools
 
@@ -84,7 +83,7 @@ def _parsed(value: object) -> dict[str, Any]:
         raise value
     if isinstance(value, bytes):
         try:
-            value = json.loads(value)
+            value = parse_json(value)
         except (ValueError, RecursionError) as error:
             raise RowSkipped("broken_json", str(error)) from None
     if not isinstance(value, dict):

@@ -1,9 +1,8 @@
 """Tools and tool calls of a row, from any of the usual shapes, as the chat format has them."""
 
-import json
 from typing import Any
 
-from draftstates.tokens.rows import RowSkipped, shown
+from draftstates.tokens.rows import RowSkipped, parse_json, shown
 
 # other names that public data sets use for a call's arguments
 _ARGUMENTS = ("arguments", "parameters", "args", "input")
@@ -11,11 +10,15 @@ _SCHEMAS = ("parameters", "input_schema", "inputSchema")
 
 
 def from_json(value: object) -> object:
-    """Return text parsed as JSON, or None where it is not JSON; return other values unchanged."""
+    """Return text parsed as JSON, or None where it is not JSON; return other values unchanged.
+
+    Raises:
+        RowSkipped: `broken_json`: an object has a key twice.
+    """
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return parse_json(value)
     except (ValueError, RecursionError):
         return None
 
