@@ -7,7 +7,7 @@ from typing import Any
 from draftstates.config import reserved_arguments
 from draftstates.tokens.answers import AnswerJoiner
 from draftstates.tokens.flags import endings
-from draftstates.tokens.layouts import RowLayout
+from draftstates.tokens.layouts import CONTEXTS, RowLayout
 from draftstates.tokens.messages import MessageReader
 from draftstates.tokens.row_flags import RowFlags, without_padding
 from draftstates.tokens.rows import RowSkipped, parse_json, shown
@@ -105,13 +105,16 @@ class _RowParser:
         self._flags = RowFlags(row, columns, self._used)
 
     def parse(self, layout: str) -> Conversation | TokenRow:
-        if layout == "auto":
+        is_auto = layout == "auto"
+        if is_auto:
             layout = self._layout.layout()
         self._flags.check_wanted()
         if layout == "tokens":
             return self._read_tokens()
         if layout in ("messages", "sharegpt"):
             self._read_chat()
+            if is_auto:
+                self._layout.check_same(self._reader.messages)
         elif layout == "responses":
             self._read_responses()
         else:
@@ -176,6 +179,7 @@ class _RowParser:
         system = bool(self._reader.messages)
         self._read_list(listed, self._flags.learnt(len(listed)))
         self._read_choice()
+        self._read_answer()
         if system and self._reader.messages[1:2] and self._reader.messages[1]["role"] == "system":
             first, second = self._reader.messages[:2]
             if first["content"] != second["content"]:
@@ -215,6 +219,15 @@ class _RowParser:
         for key, reason in endings(choices[0]):
             self._reader.end_last(reason, f"choices[].{key}")
 
+    def _read_answer(self) -> None:
+        """Read the answer that a column holds to messages that end in a question."""
+        name = self._layout.answer_column()
+        last = self._reader.messages[-1:]
+        if name is None or not last or last[0]["role"] not in ("user", "tool"):
+            return
+        for item in self._side(name, "assistant"):
+            self._reader.read(item, len(self._reader.messages))
+
     def _read_system(self) -> None:
         names = {self._name("system"): None, **dict.fromkeys(_SYSTEM_COLUMNS)}
         given = [name for name in names if not is_empty(self._row.get(name))]
@@ -252,11 +265,13 @@ class _RowParser:
                 asked[0]["content"] = "\n\n".join(filter(None, [asked[0]["content"], text]))
                 if text:
                     break
-        if not is_empty(self._row.get("input")) and "input" not in self._used:
-            raise RowSkipped(
-                "unknown_format",
-                f"the columns {question} and input could both be the question: name one in columns",
-            )
+        for name in ("input", *CONTEXTS):
+            if not is_empty(self._row.get(name)) and name not in self._used:
+                raise RowSkipped(
+                    "unknown_format",
+                    f"the columns {question} and {name} could both be of the question: name one in"
+                    " columns, or put them into one",
+                )
         thoughts = {
             key: self._take(key)
             for key in REASONING_KEYS
