@@ -225,7 +225,7 @@ class _RowParser:
         last = self._reader.messages[-1:]
         if name is None or not last or last[0]["role"] not in ("user", "tool"):
             return
-        for item in self._side(name, "assistant"):
+        for item in self._with_thoughts(self._side(name, "assistant")):
             self._reader.read(item, len(self._reader.messages))
 
     def _read_system(self) -> None:
@@ -272,18 +272,22 @@ class _RowParser:
                     f"the columns {question} and {name} could both be of the question: name one in"
                     " columns, or put them into one",
                 )
+        said = self._with_thoughts(said)
+        items = [*asked, *said]
+        self._drop_doubled_system(items)
+        self._read_list(items, self._flags.learnt(len(items)))
+
+    def _with_thoughts(self, said: list[Any]) -> list[Any]:
+        """Return an answer of columns with the thought that another column holds."""
+        if len(said) != 1 or not isinstance(said[0], dict):
+            # the thought is not used, and is named
+            return said
         thoughts = {
             key: self._take(key)
             for key in REASONING_KEYS
             if key in self._row and not is_setting(key, self._row[key])
         }
-        if len(said) == 1 and isinstance(said[0], dict):
-            said = [{**thoughts, **said[0]}]
-        elif any(not is_empty(value) for value in thoughts.values()):
-            self._used.difference_update(thoughts)
-        items = [*asked, *said]
-        self._drop_doubled_system(items)
-        self._read_list(items, self._flags.learnt(len(items)))
+        return [{**thoughts, **said[0]}]
 
     def _drop_doubled_system(self, items: list[Any]) -> None:
         first = self._reader.messages[:1]

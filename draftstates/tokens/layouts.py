@@ -103,7 +103,11 @@ class RowLayout:
         Raises:
             RowSkipped: `unknown_format`: the row holds two conversations.
         """
-        texts = [message["content"] for message in messages if isinstance(message["content"], str)]
+        texts = []
+        for message in messages:
+            content = message["content"]
+            parts = [content] if isinstance(content, str) else [part["text"] for part in content]
+            texts += [*parts, "".join(parts)]
         for name in self.pair() or ():
             said = self._row[name]
             if isinstance(said, str) and not any(said.strip() in text for text in texts):
@@ -112,7 +116,9 @@ class RowLayout:
     def answer_column(self) -> str | None:
         """Return the column that holds an answer to the messages; None where it is in doubt."""
         given = [name for name in _ANSWERS if not is_empty(self._row.get(name))]
-        return given[0] if len(given) == 1 else None
+        if len(given) != 1 or not isinstance(self._row[given[0]], (str, list)):
+            return None
+        return given[0]
 
     def _sides(self) -> tuple[list[str], list[str]]:
         """Return the columns that may hold the question, and those that may hold the answer."""

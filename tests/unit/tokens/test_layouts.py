@@ -43,11 +43,21 @@ def test_a_row_that_holds_two_conversations_is_refused(row: dict, detail: str) -
         {"problem": "Q is this", "solution": "The answer is A"},
         {"conversations": json.dumps(LIST["messages"])},
         {"conversation": []},
+        {"prompt": "Q is this", "response": "The answer is A"},
     ],
 )
 def test_columns_that_say_the_same_are_no_second_conversation(more: dict) -> None:
     found = parse_row({**LIST, **more})
     assert found == Conversation(LIST["messages"])
+
+
+def test_parts_of_a_question_are_looked_at() -> None:
+    parts = [{"type": "text", "text": "Q is"}, {"type": "text", "text": " this"}]
+    row = {"messages": [{"role": "user", "content": parts}, LIST["messages"][1]]}
+    assert parse_row({**row, "prompt": "Q is this", "completion": "A"}).messages[0] == {
+        "role": "user",
+        "content": parts,
+    }
 
 
 def test_the_configuration_says_which_of_two_is_meant() -> None:
@@ -67,12 +77,15 @@ def test_messages_that_end_in_a_question_have_their_answer_in_a_column(name, ans
     found = parse_row({**ASKED, name: answer, "finish_reason": "length"})
     assert found == Conversation(chat("Q is this", "A"), open_turns=frozenset({1}))
     assert found.not_used == ()
+    _, said = parse_row({**ASKED, name: answer, "reasoning": "T"}).messages
+    assert said["reasoning_content"] == "T"
 
 
 def test_an_answer_column_in_doubt_is_not_read() -> None:
     found = parse_row({**ASKED, "response": "A", "answer": "B"})
     assert found.messages == ASKED["messages"]
     assert found.not_used == ("response", "answer")
+    assert parse_row({**ASKED, "answer": 42}).messages == ASKED["messages"]
     beside = parse_row({**LIST, "response": "B"})
     assert (beside.messages, beside.not_used) == (LIST["messages"], ("response",))
 
