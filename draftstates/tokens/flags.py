@@ -15,7 +15,7 @@ FINISH_KEYS = (
     "finish_details",
 )
 # what may hold these keys in an object of its own
-_HOLDERS = ("meta_info", "metadata", "response_metadata", "generation_info")
+HOLDERS = ("meta_info", "metadata", "response_metadata", "generation_info")
 # keys that say how an answer ended in another way
 ENDING_KEYS = frozenset((*FINISH_KEYS, "truncated", "is_complete", "incomplete_details"))
 FLAGS = (
@@ -129,7 +129,7 @@ def endings(item: dict[str, Any]) -> Iterator[tuple[str, object]]:
     for key in FINISH_KEYS:
         if item.get(key):
             yield key, item[key]
-    for holder in _HOLDERS:
+    for holder in HOLDERS:
         if isinstance(inside := item.get(holder), dict):
             for key in FINISH_KEYS:
                 if inside.get(key):

@@ -5,6 +5,7 @@ from typing import Any
 
 from draftstates.tokens.flags import (
     ENDING_KEYS,
+    HOLDERS,
     endings,
     has_failed,
     is_weight,
@@ -14,6 +15,8 @@ from draftstates.tokens.rows import RowSkipped, shown
 from draftstates.tokens.tools import is_empty
 
 _EXCLUDING = ("train", "trainable", "train_on_turn", "learn", "weight")
+# a row without these says nothing, as most rows
+_SAYING = ENDING_KEYS.union(_EXCLUDING, HOLDERS, ("status", "mask_history", "finish_reasons"))
 _ENDED_WELL = ("complete", "completed", "success", "succeeded", "finished", "ok", "done")
 
 
@@ -132,6 +135,8 @@ class RowFlags:
         Raises:
             RowSkipped: `bad_columns`: a column holds something else.
         """
+        if self._row.keys().isdisjoint(_SAYING):
+            return
         if self.excludes():
             reader.unsupervised.update(range(len(reader.messages)))
         self._exclude_history(reader)
