@@ -95,6 +95,9 @@ class ContentCheck:
             found = _find_text(text, piece.text, at)
             if found < 0:
                 found = at if _find_text(text, piece.text, start) >= 0 else -1
+            elif index == place and piece.kind == "content":
+                # the calls stand behind the text, or the turn is none that the model wrote
+                start = found
             if found >= 0:
                 at = found
             elif not self._is_shown(piece, index, place, text[start:]):
@@ -129,7 +132,8 @@ class ContentCheck:
             raise RowSkipped(
                 "not_rendered",
                 f"the chat template leaves out {piece.kind} of message {index}"
-                f" ({self._messages[index]['role']}): {shown(piece.text)}",
+                f" ({self._messages[index]['role']}), or puts it before the text:"
+                f" {shown(piece.text)}",
                 (piece.kind,),
             )
 

@@ -1,15 +1,17 @@
 """The parser of a dataset's row: any of the usual layouts becomes one list of chat messages."""
 
 import dataclasses
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from draftstates.config import reserved_arguments
-from draftstates.tokens.flags import FINISH_KEYS
-from draftstates.tokens.layouts import RowLayout
-from draftstates.tokens.messages import REASONING_KEYS, MessageReader
-from draftstates.tokens.rows import RowSkipped, shown
+from draftstates.tokens.answers import AnswerJoiner
+from draftstates.tokens.flags import endings
+from draftstates.tokens.layouts import CONTEXTS, RowLayout
+from draftstates.tokens.messages import MessageReader
+from draftstates.tokens.row_flags import RowFlags, without_padding
+from draftstates.tokens.rows import RowSkipped, parse_json, shown
+from draftstates.tokens.thoughts import REASONING_KEYS, is_setting
 from draftstates.tokens.tools import from_json, is_empty, read_tools
 
 _SYSTEM_COLUMNS = ("system", "system_prompt", "instructions")
@@ -81,7 +83,7 @@ def _parsed(value: object) -> dict[str, Any]:
         raise value
     if isinstance(value, bytes):
         try:
-            value = json.loads(value)
+            value = parse_json(value)
         except (ValueError, RecursionError) as error:
             raise RowSkipped("broken_json", str(error)) from None
     if not isinstance(value, dict):
@@ -100,30 +102,43 @@ class _RowParser:
         self._layout = RowLayout(row, columns)
         self._reader = MessageReader(columns, roles)
         self._used: set[str] = set()
+        self._flags = RowFlags(row, columns, self._used)
 
     def parse(self, layout: str) -> Conversation | TokenRow:
-        if layout == "auto":
+        is_auto = layout == "auto"
+        if is_auto:
             layout = self._layout.layout()
+        self._flags.check_wanted()
         if layout == "tokens":
-            ids, mask = self._column("input_ids", list), self._column("loss_mask", list)
-            return TokenRow(ids, mask, self._not_used())
+            return self._read_tokens()
         if layout in ("messages", "sharegpt"):
             self._read_chat()
+            if is_auto:
+                self._layout.check_same(self._reader.messages)
         elif layout == "responses":
             self._read_responses()
         else:
             self._read_pair(layout)
         reader = self._reader
-        self._read_finish()
+        self._flags.apply(reader)
+        answers = AnswerJoiner(reader.messages, reader.unsupervised, reader.open_turns)
         tools, arguments = self._tools(), self._arguments()
         return Conversation(
-            reader.messages,
+            answers.messages,
             tools,
-            frozenset(reader.unsupervised),
-            frozenset(reader.open_turns),
+            frozenset(answers.unsupervised),
+            frozenset(answers.open_turns),
             self._not_used(),
             arguments,
         )
+
+    def _read_tokens(self) -> TokenRow:
+        ids, mask = self._column("input_ids", list), self._column("loss_mask", list)
+        if self._flags.excludes():
+            raise RowSkipped("no_supervised_tokens", "the row says that it is not to be learnt")
+        if not is_empty(attention := self._take("attention_mask")):
+            ids, mask = without_padding(ids, mask, attention)
+        return TokenRow(ids, mask, self._not_used())
 
     def _name(self, standard: str) -> str:
         return self._columns.get(standard, standard)
@@ -162,8 +177,9 @@ class _RowParser:
             )
         self._read_system()
         system = bool(self._reader.messages)
-        self._read_list(listed, self._learnt(len(listed)))
+        self._read_list(listed, self._flags.learnt(len(listed)))
         self._read_choice()
+        self._read_answer()
         if system and self._reader.messages[1:2] and self._reader.messages[1]["role"] == "system":
             first, second = self._reader.messages[:2]
             if first["content"] != second["content"]:
@@ -181,26 +197,6 @@ class _RowParser:
     def _read_list(self, items: Iterable[object], learnt: list[bool] | None = None) -> None:
         for index, item in enumerate(items):
             self._reader.read(item, index, learn=learnt is None or learnt[index])
-
-    def _learnt(self, count: int) -> list[bool] | None:
-        """Return whether each message is learnt, as the row's `loss_mask` says."""
-        name = self._name("loss_mask")
-        mask = self._row.get(name)
-        if is_empty(mask):
-            return None
-        self._used.add(name)
-        if (
-            not isinstance(mask, list)
-            or len(mask) != count
-            or any(
-                not isinstance(value, (bool, int, float)) or value not in (0, 1) for value in mask
-            )
-        ):
-            raise RowSkipped(
-                "bad_columns",
-                f"column {name}: expected 0 or 1 for each of {count} messages, found {shown(mask)}",
-            )
-        return [bool(value) for value in mask]
 
     def _read_choice(self) -> None:
         """Read the answer of a chat completion that lies beside its request's messages."""
@@ -220,7 +216,17 @@ class _RowParser:
             return
         self._used.add("choices")
         self._reader.read(messages[0], len(self._reader.messages))
-        self._reader.end_last(choices[0].get("finish_reason"), "choices[].finish_reason")
+        for key, reason in endings(choices[0]):
+            self._reader.end_last(reason, f"choices[].{key}")
+
+    def _read_answer(self) -> None:
+        """Read the answer that a column holds to messages that end in a question."""
+        name = self._layout.answer_column()
+        last = self._reader.messages[-1:]
+        if name is None or not last or last[0]["role"] not in ("user", "tool"):
+            return
+        for item in self._with_thoughts(self._side(name, "assistant")):
+            self._reader.read(item, len(self._reader.messages))
 
     def _read_system(self) -> None:
         names = {self._name("system"): None, **dict.fromkeys(_SYSTEM_COLUMNS)}
@@ -259,19 +265,29 @@ class _RowParser:
                 asked[0]["content"] = "\n\n".join(filter(None, [asked[0]["content"], text]))
                 if text:
                     break
-        if not is_empty(self._row.get("input")) and "input" not in self._used:
-            raise RowSkipped(
-                "unknown_format",
-                f"the columns {question} and input could both be the question: name one in columns",
-            )
-        thoughts = {key: self._take(key) for key in REASONING_KEYS if key in self._row}
-        if len(said) == 1 and isinstance(said[0], dict):
-            said = [{**thoughts, **said[0]}]
-        elif any(not is_empty(value) for value in thoughts.values()):
-            self._used.difference_update(thoughts)
+        for name in ("input", *CONTEXTS):
+            if not is_empty(self._row.get(name)) and name not in self._used:
+                raise RowSkipped(
+                    "unknown_format",
+                    f"the columns {question} and {name} could both be of the question: name one in"
+                    " columns, or put them into one",
+                )
+        said = self._with_thoughts(said)
         items = [*asked, *said]
         self._drop_doubled_system(items)
-        self._read_list(items, self._learnt(len(items)))
+        self._read_list(items, self._flags.learnt(len(items)))
+
+    def _with_thoughts(self, said: list[Any]) -> list[Any]:
+        """Return an answer of columns with the thought that another column holds."""
+        if len(said) != 1 or not isinstance(said[0], dict):
+            # the thought is not used, and is named
+            return said
+        thoughts = {
+            key: self._take(key)
+            for key in REASONING_KEYS
+            if key in self._row and not is_setting(key, self._row[key])
+        }
+        return [{**thoughts, **said[0]}]
 
     def _drop_doubled_system(self, items: list[Any]) -> None:
         first = self._reader.messages[:1]
@@ -328,21 +344,7 @@ class _RowParser:
         self._read_system()
         items = [*asked, *said]
         self._drop_doubled_system(items)
-        self._read_list(items, self._learnt(len(items)))
-        details = self._row.get("incomplete_details")
-        if self._take("status") == "incomplete" or not is_empty(details):
-            self._used.add("incomplete_details")
-            self._reader.end_last("incomplete", "status")
-
-    def _read_finish(self) -> None:
-        reader = self._reader
-        for name in ("train", "weight"):
-            if type(self._row.get(name)) in (bool, int, float) and not self._row[name]:
-                self._used.add(name)
-                reader.unsupervised.update(range(len(reader.messages)))
-        for name in (*FINISH_KEYS, "finish_reasons"):
-            if not is_empty(self._row.get(name)):
-                reader.end_last(self._take(name), name)
+        self._read_list(items, self._flags.learnt(len(items)))
 
     def _tools(self) -> list[dict[str, Any]] | None:
         names = {self._name("tools"): None, **dict.fromkeys(_TOOL_COLUMNS)}

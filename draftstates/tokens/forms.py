@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from draftstates.tokens.content import MARK
-from draftstates.tokens.messages import REASONING_KEYS
 from draftstates.tokens.rows import RowSkipped
+from draftstates.tokens.thoughts import REASONING_KEYS
 
 _NAME, _ID = "fkx", "abcdefghi"
 _TAGS = re.compile(rf"(<[^<>\s]+>)\s*{MARK}\s*(</[^<>\s]+>)")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftstates.tokens.rows import RowSkipped, shown
-from draftstates.tokens.tools import is_empty
+from draftstates.tokens.tools import from_json, is_empty
 
 _MESSAGE_COLUMNS = ("messages", "conversations", "conversation")
 # the two columns of a layout that holds a question and an answer; the first that a row has
@@ -12,6 +12,16 @@ _PAIRS = (("instruction", "output"), ("prompt", "completion"), ("prompt", "respo
 # other names; taken where a row has exactly one of each
 _QUESTIONS = ("instruction", "prompt", "question", "query", "problem")
 _ANSWERS = ("output", "completion", "response", "answer", "solution")
+# what the question is about; it is part of the question, and the row does not say how
+CONTEXTS = ("context", "contexts", "passage", "passages", "document", "documents")
+
+
+def _two_layouts(one: str, other: str, formats: str) -> RowSkipped:
+    return RowSkipped(
+        "unknown_format",
+        f"{one} and the column {other} hold a conversation each: say which is meant with format:"
+        f" {formats}",
+    )
 
 
 class RowLayout:
@@ -38,10 +48,21 @@ class RowLayout:
         Raises:
             RowSkipped: `unknown_format` or `bad_columns`: they fit none, or are null.
         """
-        if self._has("input_ids", "loss_mask"):
-            return "tokens"
         listed = [name for name in self.message_columns() if name in self._row]
-        if any(not is_empty(self._row[name]) for name in listed):
+        full = [name for name in listed if not is_empty(self._row[name])]
+        if self._has("input_ids", "loss_mask"):
+            if full:
+                raise _two_layouts("input_ids", full[0], "tokens or messages")
+            return "tokens"
+        if full:
+            first = from_json(self._row[full[0]])
+            for name in full[1:]:
+                if from_json(self._row[name]) != first:
+                    raise RowSkipped(
+                        "unknown_format",
+                        f"the columns {full[0]} and {name} could both be the messages: name one in"
+                        " columns",
+                    )
             return "messages"
         if isinstance(self._row.get("output"), list) and not is_empty(self._row.get("input")):
             return "responses"
@@ -72,6 +93,32 @@ class RowLayout:
         """Return the names of columns that may hold the messages, the likeliest first."""
         named = self._columns.get("messages")
         return (named,) if named in self._row else _MESSAGE_COLUMNS
+
+    def check_same(self, messages: list[dict[str, Any]]) -> None:
+        """Refuse a row whose question and answer are in columns too, and are others there.
+
+        Args:
+            messages: the messages of the row's list.
+
+        Raises:
+            RowSkipped: `unknown_format`: the row holds two conversations.
+        """
+        texts = []
+        for message in messages:
+            content = message["content"]
+            parts = [content] if isinstance(content, str) else [part["text"] for part in content]
+            texts += [*parts, "".join(parts)]
+        for name in self.pair() or ():
+            said = self._row[name]
+            if isinstance(said, str) and not any(said.strip() in text for text in texts):
+                raise _two_layouts("the messages", name, "messages or completion")
+
+    def answer_column(self) -> str | None:
+        """Return the column that holds an answer to the messages; None where it is in doubt."""
+        given = [name for name in _ANSWERS if not is_empty(self._row.get(name))]
+        if len(given) != 1 or not isinstance(self._row[given[0]], (str, list)):
+            return None
+        return given[0]
 
     def _sides(self) -> tuple[list[str], list[str]]:
         """Return the columns that may hold the question, and those that may hold the answer."""

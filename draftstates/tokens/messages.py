@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftstates.tokens.blocks import joined, read_block, result_message, text_of
-from draftstates.tokens.flags import FINISH_KEYS, FLAGS, is_excluded, was_cut
+from draftstates.tokens.flags import ENDING_KEYS, FLAGS, endings, is_excluded, was_cut
 from draftstates.tokens.rows import RowSkipped, shown
+from draftstates.tokens.thoughts import REASONING_KEYS, one_thought, read_thoughts, without_thought
 from draftstates.tokens.tools import from_json, is_empty, read_calls, same_calls
 
 ROLES = {
@@ -26,7 +27,6 @@ ROLES = {
     ),
     **dict.fromkeys(("function_call", "tool_call"), "assistant"),
 }
-REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _CALL_ROLES = ("function_call", "tool_call")
 _CONTENT_KEYS = ("content", "value", "text")
 # items of Responses that are no messages
@@ -155,7 +155,7 @@ class MessageReader:
         role = self._role(given, where)
         used = {role_key, content_key, "type", "status", "tool_calls", "function_call"}
         message: dict[str, Any] = {"role": role}
-        thoughts = self._thoughts(item, where) if role == "assistant" else []
+        thoughts = read_thoughts(item, where) if role == "assistant" else {}
         used.update(thoughts)
         calls = self._calls(item, where)
         if str(given).lower() in _CALL_ROLES and str(given).lower() not in self._roles:
@@ -190,22 +190,24 @@ class MessageReader:
         self,
         message: dict[str, Any],
         content: object,
-        thoughts: Mapping[str, str] | list[str],
+        thoughts: Mapping[str, str],
         calls: list[dict[str, Any]],
         where: str,
     ) -> None:
         """Add a message, or the several messages that its blocks are."""
         role = message["role"]
-        reasoning = list(thoughts.values() if isinstance(thoughts, Mapping) else thoughts)
+        reasoning = list(thoughts.values())
         if isinstance(content, list):
             texts, more, block_calls = self._blocks(content, message, where)
-            if "\n".join(more).strip() != "\n".join(reasoning).strip():
-                reasoning += more
+            reasoning = one_thought(reasoning, more, where)
             calls = same_calls(block_calls, calls, where)
             content = texts
             if texts is None:
                 # every block was a tool's result
                 return
+            if role == "assistant" and isinstance(texts, list):
+                # the blocks of an answer are what the model wrote in one go
+                content = "".join(part["text"] for part in texts)
         if content is None and role == "assistant" and (calls or reasoning):
             # the server does the same before it renders
             content = ""
@@ -221,39 +223,14 @@ class MessageReader:
             # the text that follows an item of reasoning
             pending = self.messages.pop()
             reasoning.insert(0, pending["reasoning_content"])
+        if thought := "\n".join(text for text in reasoning if text):
+            content = without_thought(content, thought, where)
+            message["reasoning_content"] = thought
         message["content"] = content
-        if reasoning := [text for text in reasoning if text]:
-            message["reasoning_content"] = "\n".join(reasoning)
         if calls:
             message["tool_calls"] = calls
         self._thought = False
         self.messages.append(message)
-
-    def _thoughts(self, item: dict[str, Any], where: str) -> dict[str, str]:
-        """Return a message's reasoning by its key; names that say the same are one."""
-        found: dict[str, str] = {}
-        for key in REASONING_KEYS:
-            value = item.get(key)
-            if is_empty(value):
-                continue
-            text = text_of(value)
-            if text is None:
-                raise RowSkipped(
-                    "bad_message", f"{where}: {key}: expected text, found {shown(value)}"
-                )
-            found[key] = text
-        if len({text.strip() for text in found.values()}) > 1:
-            raise RowSkipped(
-                "bad_message",
-                f"{where}: expected one reasoning, found another in each of {', '.join(found)}",
-            )
-        for key in ("reasoning_details", "thinking_blocks"):
-            blocks = item.get(key)
-            text = text_of(blocks) if isinstance(blocks, list) else None
-            if text and (not found or text.strip() == next(iter(found.values())).strip()):
-                found[key] = text
-        # all say the same; the later names are dropped
-        return dict(list(found.items())[:1]) | dict.fromkeys(list(found)[1:], "")
 
     def _calls(self, item: dict[str, Any], where: str) -> list[dict[str, Any]]:
         given, legacy = (
@@ -346,18 +323,17 @@ class MessageReader:
         answer = self.messages[last]["role"] == "assistant"
         if is_excluded(item, answer=answer, where=where, not_used=self.not_used):
             self.unsupervised.add(last)
-        for key in FINISH_KEYS:
-            if not is_empty(item.get(key)):
-                self._end(last, item[key], f"messages[].{key}")
-        if item.get("status") == "incomplete":
-            self._end(last, "incomplete", "messages[].status")
+        for key, reason in endings(item):
+            self._end(last, reason, f"messages[].{key}")
 
     def _end(self, place: int, reason: object, where: str) -> None:
         if is_empty(reason):
             return
         cut = was_cut(reason)
-        if cut is None or self.messages[place]["role"] != "assistant":
-            self.not_used.add(f"{where}: {shown(reason)}")
+        if self.messages[place]["role"] != "assistant":
+            self.not_used.add(f"{where} of a message that is not an answer")
+        elif cut is None:
+            self.not_used.add(f"{where} of an unknown kind")
         elif cut:
             self.open_turns.add(place)
 
@@ -369,7 +345,7 @@ class MessageReader:
                 " whole message",
             )
         for key, value in item.items():
-            if key in used or key in FLAGS or key in FINISH_KEYS or is_empty(value):
+            if key in used or key in FLAGS or key in ENDING_KEYS or is_empty(value):
                 continue
             self.not_used.add(
                 f"messages[].{key}"

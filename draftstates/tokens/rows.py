@@ -58,7 +58,6 @@ REASONS = {
 BENIGN = frozenset({"too_long", "duplicate", "not_sampled"})
 _CHUNK = 1 << 20
 _BATCH_ROWS = 256
-_DECODER = json.JSONDecoder()
 _BLANK = re.compile(r"[ \t\r\n]*")
 
 
@@ -86,6 +85,38 @@ def shown(value: object, limit: int = 60) -> str:
     """Return the `repr` of a value from a dataset, short enough for a message."""
     text = repr(value)
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise RowSkipped(
+            "broken_json", f"expected each key once, found {shown(twice)} twice in one object"
+        )
+    return found
+
+
+# a decoder that is made once is as fast as json's own
+_DECODER = json.JSONDecoder(object_pairs_hook=_with_each_key_once)
+_PLAIN_DECODER = json.JSONDecoder()
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of JSON text.
+
+    Args:
+        text: the text; bytes are UTF-8, with or without a mark of that.
+
+    Raises:
+        RowSkipped: `broken_json`: an object has a key twice, and only one value could be read.
+        ValueError: it is not JSON.
+        RecursionError: it is nested too deeply.
+    """
+    if isinstance(text, bytes):
+        text = text.decode(json.detect_encoding(text), "surrogatepass")
+    return _DECODER.decode(text)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -246,8 +277,14 @@ def _next_element(text: str, at: int) -> tuple[object, int | None]:
 
     The place is None where more text is needed to find it.
     """
+    value: object
     try:
         value, end = _DECODER.raw_decode(text, at)
+    except RowSkipped as skipped:
+        try:
+            value, end = skipped, _PLAIN_DECODER.raw_decode(text, at)[1]
+        except (ValueError, RecursionError):
+            return None, None
     except (ValueError, RecursionError):
         return None, None
     end = _after_blank(text, end)

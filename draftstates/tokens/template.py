@@ -26,6 +26,7 @@ from draftstates.tokens.rendering import Rendering, TemplateRendering, encoded
 from draftstates.tokens.rows import RowSkipped
 from draftstates.tokens.sources import read_template
 from draftstates.tokens.turn_ends import ANSWERS, find_turn_ends
+from draftstates.tokens.turn_marks import find_turn_marks
 
 
 class ChatTemplate:
@@ -41,6 +42,7 @@ class ChatTemplate:
         closing_text: text that is put after an assistant's text.
         forms: what of a message is rendered, and in which form.
         prefill: what a generation prompt adds and history lacks; usually nothing.
+        turn_marks: the marks by which it opens turns, which no row's text may begin with.
         added_ids: the vocabulary's marks; text is split at these first.
     """
 
@@ -144,12 +146,14 @@ class ChatTemplate:
 
         Raises:
             RowSkipped: `not_rendered`: the template would leave out a role, reasoning, the tools
-                or the tool calls.
+                or the tool calls; `bad_message`: a message is rendered already.
         """
         messages = [
             self._without_marks(message, index in conversation.open_turns)
             for index, message in enumerate(conversation.messages)
         ]
+        for index, message in enumerate(messages):
+            self.turn_marks.check(message, index)
         lost = self.forms.lost(messages)
         if "reasoning" in may_drop and (dropped := {kind for kind in lost if "reasoning" in kind}):
             lost -= dropped
@@ -252,6 +256,9 @@ class ChatTemplate:
         )
         self.closing_text = self._find_closing_text()
         self.prefill = find_prefill(self.rendering.text, marks=self._marks)
+        self.turn_marks = find_turn_marks(
+            self.rendering.text, marks=self._marks, prefill=self.prefill
+        )
         if isinstance(self.rendering, TemplateRendering):
             self._check_round_trip(self.rendering)
 

@@ -1,9 +1,8 @@
 """Tools and tool calls of a row, from any of the usual shapes, as the chat format has them."""
 
-import json
 from typing import Any
 
-from draftstates.tokens.rows import RowSkipped, shown
+from draftstates.tokens.rows import RowSkipped, parse_json, shown
 
 # other names that public data sets use for a call's arguments
 _ARGUMENTS = ("arguments", "parameters", "args", "input")
@@ -11,11 +10,15 @@ _SCHEMAS = ("parameters", "input_schema", "inputSchema")
 
 
 def from_json(value: object) -> object:
-    """Return text parsed as JSON, or None where it is not JSON; return other values unchanged."""
+    """Return text parsed as JSON, or None where it is not JSON; return other values unchanged.
+
+    Raises:
+        RowSkipped: `broken_json`: an object has a key twice.
+    """
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return parse_json(value)
     except (ValueError, RecursionError):
         return None
 
@@ -121,14 +124,14 @@ def _call(call: object, where: str, not_used: set[str]) -> dict[str, Any]:
     assert isinstance(call, dict)
     key = next((key for key in _ARGUMENTS if function.get(key) is not None), "arguments")
     arguments = _arguments(function.get(key), where, not_used)
-    around = {} if function is call else call
-    kept = {
-        name: item
-        for name, item in around.items()
-        if name not in ("function", "type") and item is not None
-    }
-    if function is call and not is_empty(call.get("id")):
-        kept["id"] = call["id"]
+    kept = {} if is_empty(call.get("id")) else {"id": call["id"]}
+    if function is not call:
+        # the server drops them too
+        not_used.update(
+            f"messages[].tool_calls[].{name}"
+            for name, item in call.items()
+            if name not in ("function", "type", "id") and not is_empty(item)
+        )
     ignored = {"name", "arguments", key, "type", "id"} if function is call else {"name", key}
     extra = {
         name: item for name, item in function.items() if name not in ignored and item is not None

@@ -29,6 +29,9 @@ def test_every_hostile_row_is_counted_and_the_others_are_kept(tmp_path: Path) ->
     assert counts["rows_in"] == len(rows) + 1
     assert counts["kept"] + sum(counts["skipped"].values()) == counts["rows_in"]
     # a role that no template knows, 20 rows that hold too much, and text that is none
-    assert set(counts["skipped"]) <= {"unknown_role", "bad_text", "too_long", "template_error"}
+    named = {"unknown_role", "bad_text", "too_long", "template_error", "bad_message"}
+    assert set(counts["skipped"]) <= named
+    # the template's own marks, in a question and in an answer
+    assert counts["skipped"]["bad_message"] == 2
     assert counts["skipped"]["unknown_role"] + counts["skipped"]["bad_text"] >= len(TEXTS)
     assert len(pq.read_table(tmp_path / "test.parquet")) == counts["samples"]

@@ -201,6 +201,15 @@ def test_gemma_4_a_call_ends_in_a_token_of_its_own() -> None:
     assert marked(template, answer).endswith("<tool_response|>⟦No.<turn|>⟧\n")
 
 
+def test_gemma_4_text_that_it_puts_behind_its_call_is_refused() -> None:
+    template = loaded("google-gemma-4-31B-it")
+    messages = [CALLS[0], {**CALLS[1], "content": "I look."}, *CALLS[2:]]
+    with pytest.raises(RowSkipped, match="not_rendered: .* tool calls of message 1 .* before the"):
+        tokenise(template, messages)
+    # a template that keeps the order is used
+    assert tokenise(loaded("Qwen-Qwen3-0.6B"), messages)
+
+
 def test_a_thought_after_an_empty_one_is_refused() -> None:
     with pytest.raises(RowSkipped, match="prompt_not_prefix.*switch thoughts off"):
         tokenise(loaded("tencent-Hy3"), THOUGHT)

@@ -338,7 +338,7 @@ def test_an_answer_that_ended_and_one_that_ended_in_an_unknown_way() -> None:
         assert parse_row(answer(content="A", **ended)) == Conversation(chat("Q", "A"))
     found = parse_row(answer(content="A", finish_reason="because"))
     assert found.open_turns == frozenset()
-    assert found.not_used == ("messages[].finish_reason: 'because'",)
+    assert found.not_used == ("messages[].finish_reason of an unknown kind",)
 
 
 def test_keys_that_no_message_holds_are_named() -> None:

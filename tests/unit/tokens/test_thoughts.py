@@ -1,0 +1,71 @@
+"""The reasoning of an answer is read once, and a setting of the request is none."""
+
+import pytest
+from token_kit import chat
+
+from draftstates.tokens.conversations import Conversation, parse_row
+from draftstates.tokens.rows import RowSkipped
+
+
+def answer(**fields) -> dict:
+    """A row with one answer of these fields."""
+    return {"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", **fields}]}
+
+
+@pytest.mark.parametrize("key", ["reasoning", "thinking"])
+@pytest.mark.parametrize(
+    "setting",
+    ["on", " Off\n", "enabled", "true", "auto", "low", True, False, 1, {"effort": "high"}],
+)
+def test_a_setting_is_no_thought_and_is_named(key: str, setting) -> None:
+    for row, name in (
+        (answer(content="A", **{key: setting}), f"messages[].{key} (assistant)"),
+        ({"prompt": "Q", "response": "A", key: setting}, key),
+        ({"messages": chat("Q", "A"), key: setting}, key),
+    ):
+        found = parse_row(row)
+        assert found == Conversation(chat("Q", "A"))
+        assert found.not_used == (name,)
+
+
+def test_text_that_is_more_than_a_setting_is_a_thought() -> None:
+    for row in (
+        answer(content="A", reasoning="on the one hand"),
+        answer(content="A", reasoning_content="on"),
+        {"prompt": "Q", "response": "A", "thinking": "high tide"},
+    ):
+        assert parse_row(row).messages[1]["reasoning_content"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "<think>\nT\n</think>\n\nA",
+        "T</think>A",
+        " <think>T</think>\nA",
+        "<think>\n\n</think>\n\nA",
+        [{"type": "text", "text": "<think>T"}, {"type": "text", "text": "</think>A"}],
+    ],
+)
+@pytest.mark.parametrize("key", ["reasoning", "reasoning_content"])
+def test_a_thought_that_is_given_twice_is_read_once(content, key: str) -> None:
+    _, said = parse_row(answer(content=content, **{key: "\nT"})).messages
+    assert (said["content"], said["reasoning_content"].strip()) == ("A", "T")
+
+
+@pytest.mark.parametrize("content", ["<think>\nU\n</think>\n\nA", "U</think>A", "<think>U"])
+def test_two_different_thoughts_are_refused(content: str) -> None:
+    with pytest.raises(RowSkipped, match="bad_message: message 1: .* in the content's <think>"):
+        parse_row(answer(content=content, reasoning="T"))
+
+
+def test_blocks_that_think_otherwise_are_refused() -> None:
+    blocks = [{"type": "thinking", "thinking": "U"}, {"type": "text", "text": "A"}]
+    with pytest.raises(RowSkipped, match="bad_message: message 1: .* in the blocks"):
+        parse_row(answer(content=blocks, reasoning="T"))
+
+
+def test_text_about_the_tags_stays() -> None:
+    text = "Write <think> and </think> around it."
+    _, said = parse_row(answer(content=text, reasoning="T")).messages
+    assert said["content"] == text
