@@ -183,6 +183,8 @@ def measure(
         plan,
         "--capture-folder",
         run,
+        "--parity",
+        "auto",
         "--output",
         manifest,
         "--samples",

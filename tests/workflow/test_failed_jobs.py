@@ -19,13 +19,14 @@ IS_KILLED = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
 # Rules whose jobs do not wait for each other fail in the same run.
 TOGETHER = [
     *(("demo_model",), ("tokenise",), ("plan",), ("server",), ("extract",), ("verify",)),
-    *(("manifest",), ("export", "vocabulary"), ("report_page",)),
+    *(("parity",), ("manifest",), ("export", "vocabulary"), ("report_page",)),
 ]
-SCRIPTS = {"demo_model": "prepare_demo_model"}
+SCRIPTS = {"demo_model": "prepare_demo_model", "parity": "check_parity"}
 # These rules only name the outputs of other rules.
 # The last one is `cp` of a file, and Snakemake asks for its output as data.
 # `tokens_page` is made on request alone: a run that asks for it again makes it.
-WITHOUT_JOBS = {"all", "tokens_report", "demo_data", "tokens_page"}
+# `hub_data` needs a data set of the hub in the local cache.
+WITHOUT_JOBS = {"all", "tokens_report", "demo_data", "tokens_page", "hub_data"}
 # These scripts load libraries for seconds. After the first run, `REPLAY` takes their place.
 SLOW = ("tokenise", "plan", "vocabulary")
 REPLAY = """
@@ -90,6 +91,11 @@ def make_stale(workspace: Workspace, rule: str) -> tuple[str, ...]:
     if rule == "verify":
         verified = shard.parents[1] / "verified" / f"{shard.stem}.json"
         return ("--forcerun", str(verified.relative_to(workspace.folder)))
+    if rule == "parity":
+        # The rule makes no result that is there already.
+        for name in ("parity.json", "parity.html"):
+            (shard.parents[1] / name).unlink()
+        return ()
     if rule in ("extract", "server"):
         shard.unlink()
         (shard.parents[1] / "server.json").unlink(missing_ok=rule == "extract")

@@ -41,6 +41,7 @@ def test_an_engine_that_refuses_the_model_is_started_once_in_a_run(
     # whoever runs again may have mended the model
     assert "Unsupported architectures" in failure(settings, owner=Process.of(os.getppid()))
     assert len(play.starts()) == 2
+    ended(play)
     with lease(play.settings()):
         assert len(play.starts()) == 3
 
