@@ -205,3 +205,6 @@ def place_rest(folder: Path, run: str) -> None:
             path.rename(folder / run / part / path.name)
     if not (folder / run / "server.json").exists():
         (folder / run / "server.json").write_text("{}")
+    page = folder / "results" / "report" / "index.html"
+    page.parent.mkdir(exist_ok=True)
+    page.touch()

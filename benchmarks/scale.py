@@ -176,6 +176,23 @@ def measure(
             str(subsample),
         )
     place_rest(folder, run)
+    command = [
+        "scripts/check_parity.py",
+        "--config",
+        "resolved.yaml",
+        "--plan",
+        plan,
+        "--code",
+        "0",
+        "--threads",
+        "1",
+        "--output",
+        f"{run}/parity.json",
+        "--html",
+        f"{run}/parity.html",
+    ]
+    # The stand-in: these shards have no server to compare.
+    cost(folder, python, *command)
     manifest, table = f"{run}/manifest.json", f"{run}/samples.parquet"
     command = [
         "scripts/manifest.py",

@@ -254,7 +254,8 @@ def test_a_later_server_is_held_to_the_rows_of_the_first(faulty: Running, tmp_pa
     kept = SelftestRows.read(rows)
     kept.prompts[0].states["r_4"] *= 1.01
     kept.save(rows)
-    with pytest.raises(UserError, match=r"other rows than .*: r_4: the median row differs by 0.0099"):
+    match = r"other rows than .*: r_4: the median row differs by 0.0099"
+    with pytest.raises(UserError, match=match):
         attest(faulty.endpoint, spec=faulty.spec, model=faulty.model, rows=rows)
 
 
