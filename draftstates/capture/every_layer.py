@@ -16,6 +16,12 @@ from draftstates.extract.protocol import SELF_TEST, Destination, kept_positions
 _NAME = ".rows-{first_row}-{start}.safetensors"
 
 
+def row_distances(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Return the distance of each row from its counterpart, over the counterpart's norm, [n]."""
+    rows, others = rows.float(), others.float()
+    return (rows - others).norm(dim=-1) / others.norm(dim=-1)
+
+
 def keep_rows(
     batch: object,
     destinations: Sequence[Destination | None],

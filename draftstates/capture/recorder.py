@@ -18,6 +18,7 @@ import torch
 from draftstates.capture import every_layer, kinds, numbers, plugin, siblings, taps
 from draftstates.capture.admission import Admission
 from draftstates.capture.blocks import BlockPool
+from draftstates.capture.every_layer import row_distances
 from draftstates.capture.files import DestinationFile, Destinations
 from draftstates.capture.own_capture import OwnCapture
 from draftstates.capture.settings import CaptureSettings
@@ -294,13 +295,13 @@ class Recorder:
         if len(reading.kept):
             normed = self._taps.normed(reading.every[spec.num_layers]) * self._final_scale
             kept = final[reading.kept.to(final.device)]
-            opinions[f"r_{spec.num_layers}"] = _distances(normed, kept).max().item()
+            opinions[f"r_{spec.num_layers}"] = row_distances(normed, kept).max().item()
         reason = "its ranks see other requests" if self._own is None else self._own.reason
         own: dict[int, torch.Tensor] = {}
         if not reason:
             own = self._own.states(aux, width=spec.hidden_size)
             reason = "" if own else "it handed over another number of states"
-        distances = {f"r_{k}": _distances(rows, reading.state(k)) for k, rows in own.items()}
+        distances = {f"r_{k}": row_distances(rows, reading.state(k)) for k, rows in own.items()}
         at = 0
         for destination, length, answer in zip(
             destinations, batch.extend_seq_lens_cpu, answers, strict=False
@@ -311,9 +312,3 @@ class Recorder:
                 }
                 answer["no_capture"] = reason
             at += length
-
-
-def _distances(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Return the distance of each row from its counterpart, over the counterpart's norm, [n]."""
-    rows, others = rows.float(), others.float()
-    return (rows - others).norm(dim=-1) / others.norm(dim=-1)

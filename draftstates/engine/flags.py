@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from draftstates.engine import variables
 
+CONTEXT_FLAG = "--context-length"
 _FREE = (
     # devices, processes, loading
     "--base-gpu-id --gpu-id-step --numa-node --gc-threshold --watchdog-timeout"
@@ -215,6 +216,12 @@ def split(arguments: Iterable[str]) -> list[tuple[str, list[str]]]:
             )
         flags.append((name.replace("_", "-"), [value] if equals else []))
     return flags
+
+
+def context_length(arguments: Iterable[str]) -> int | None:
+    """Return the context length that a server's arguments name; the last one counts."""
+    named = [values for name, values in split(arguments) if name == CONTEXT_FLAG]
+    return int(named[-1][0]) if named and named[-1] and named[-1][0].isdigit() else None
 
 
 def canonical(arguments: Iterable[str]) -> list[str]:

@@ -3,13 +3,11 @@
 Every run of Snakemake asks for it, so this module imports no numpy.
 """
 
-import itertools
 from collections.abc import Sequence
 
 from draftstates.config import Configuration
+from draftstates.engine import flags
 from draftstates.model.folder import ModelFolder
-
-CONTEXT_FLAG = "--context-length"
 
 
 def server_context(config: Configuration) -> int | None:
@@ -33,16 +31,5 @@ def context_length(model: ModelFolder, server_args: Sequence[str]) -> int | None
     Returns:
         The length that the arguments name, else the model's; None where neither names one.
     """
-    named = [
-        value
-        for flag, value in itertools.pairwise(server_args)
-        if flag.replace("_", "-") == CONTEXT_FLAG
-    ]
-    named += [
-        argument.partition("=")[2]
-        for argument in server_args
-        if argument.replace("_", "-").startswith(f"{CONTEXT_FLAG}=")
-    ]
-    if named and named[-1].isdigit():
-        return int(named[-1])
-    return model.context_length
+    named = flags.context_length(server_args)
+    return model.context_length if named is None else named

@@ -15,7 +15,7 @@ from typing import Any
 from draftstates.config import Configuration
 from draftstates.errors import UserError
 from draftstates.files import files_digest
-from draftstates.model.folder import ModelFolder, unreadable_weights
+from draftstates.model.folder import ModelFolder, read_model_json, unreadable_weights
 from draftstates.spec import CaptureSpec, chosen_layers
 
 # Files beside the weights that decide what an engine computes, as patterns of `Path.glob`. Neither
@@ -182,15 +182,7 @@ def _canonical(file: Path) -> bytes:
     def content(found: dict[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in found.items() if key not in _NOT_CONTENT}
 
-    try:
-        return json.dumps(
-            json.loads(file.read_bytes(), object_hook=content), sort_keys=True
-        ).encode()
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{file}: expected JSON of a model, found {type(error).__name__}: {error}: download it"
-            " again"
-        ) from error
+    return json.dumps(read_model_json(file, object_hook=content), sort_keys=True).encode()
 
 
 def _sampled_blocks(file: Path) -> Iterator[bytes]:

@@ -250,14 +250,27 @@ def _remedy(path: Path) -> str:
     )
 
 
-def _read_mapping(file: Path) -> dict[str, Any]:
+def read_model_json(file: Path, **options: Any) -> Any:
+    """Return the content of a model's JSON file.
+
+    Args:
+        file: the file.
+        options: arguments of `json.loads`.
+
+    Raises:
+        UserError: the file is missing, or it holds no JSON.
+    """
     try:
-        found = json.loads(file.read_bytes())
+        return json.loads(file.read_bytes(), **options)
     except (OSError, ValueError) as error:
         raise UserError(
             f"{file}: expected JSON of a model, found {type(error).__name__}: {error}: download it"
             " again"
         ) from error
+
+
+def _read_mapping(file: Path) -> dict[str, Any]:
+    found = read_model_json(file)
     if not isinstance(found, dict):
         raise UserError(
             f"{file}: expected a mapping, found {type(found).__name__}: download it again"
@@ -294,9 +307,8 @@ def check_model(config: Configuration) -> None:
 def _check_context(config: Configuration, model: ModelFolder) -> None:
     """Refuse samples that the server would refuse: it generates one token behind each."""
     lengths = {str(model.config_path): model.context_length}
-    for name, values in flags.split(config.server.args):
-        if name == "--context-length" and values and values[0].isdigit():
-            lengths["--context-length in server.args"] = int(values[0])
+    if (named := flags.context_length(config.server.args)) is not None:
+        lengths[f"{flags.CONTEXT_FLAG} in server.args"] = named
     for origin, longest in lengths.items():
         if longest and config.data.max_tokens >= longest:
             raise UserError(

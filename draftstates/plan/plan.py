@@ -13,8 +13,8 @@ import numpy as np
 from draftstates import ids
 from draftstates.config import Checks, Shards
 from draftstates.containers import distinct, present_image
+from draftstates.engine.flags import CONTEXT_FLAG
 from draftstates.errors import UserError
-from draftstates.model.context import CONTEXT_FLAG
 from draftstates.paths import Results
 from draftstates.plan.boundaries import segment
 from draftstates.plan.recaptures import choose_recaptures

@@ -10,7 +10,7 @@ from draftstates.paths import Results
 from draftstates.server.settings import ServerSettings
 from draftstates.spec import CaptureSpec
 
-_CPU = [
+CPU_FLAGS = [
     "--device",
     "cpu",
     "--attention-backend",
@@ -131,7 +131,7 @@ def sglang_command(config: Configuration, *, spec: CaptureSpec) -> list[str]:
     if config.model.trust_remote_code:
         command.append("--trust-remote-code")
     if not on_gpu(config.server):
-        command += _CPU
+        command += CPU_FLAGS
     return [*command, *spec.engine_args, *config.server.args]
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from draftstates import ids
+from draftstates.capture.every_layer import row_distances
 from draftstates.errors import LastingError, UserError, run_command
 from draftstates.extract import protocol
 from draftstates.extract.client import Endpoint, WaitedInVain
@@ -36,7 +37,6 @@ from draftstates.spec import CaptureSpec
 from draftstates.verify import opinions
 from draftstates.verify.agreement import agreed_server, agreed_settings, check_agreement
 from draftstates.verify.kept_rows import keep_or_compare
-from draftstates.verify.parity.compare import row_distances
 from draftstates.verify.verify import verify_shard
 
 _OPTIONS = ExtractOptions(recapture_fraction=1.0, recapture_minimum=3, retries=0)

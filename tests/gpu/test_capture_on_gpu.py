@@ -22,6 +22,7 @@ import gpu_models  # noqa: E402
 from server_harness import Running, capture, random_ids, serve, spec_for  # noqa: E402
 
 from draftstates import ids  # noqa: E402
+from draftstates.capture.every_layer import row_distances  # noqa: E402
 from draftstates.extract.extract import ExtractOptions, extract_shard  # noqa: E402
 from draftstates.model.folder import ModelFolder  # noqa: E402
 from draftstates.model.head import read_head  # noqa: E402
@@ -30,7 +31,7 @@ from draftstates.plan.shard_tokens import ShardTokens  # noqa: E402
 from draftstates.records import PlannedChecks, PlannedShard  # noqa: E402
 from draftstates.verify.alignment import Rounding, check_alignment  # noqa: E402
 from draftstates.verify.parity.check import compare_prompt, sample_prompt  # noqa: E402
-from draftstates.verify.parity.compare import Limit, fault, row_distances  # noqa: E402
+from draftstates.verify.parity.compare import Limit, fault  # noqa: E402
 from draftstates.verify.parity.streamed import StreamedModel  # noqa: E402
 from draftstates.verify.verify import verify_shard  # noqa: E402
 

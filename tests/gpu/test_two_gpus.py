@@ -17,10 +17,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "server"))
 import gpu_models  # noqa: E402
 from server_harness import Running, capture, random_ids, serve, spec_for  # noqa: E402
 
+from draftstates.capture.every_layer import row_distances  # noqa: E402
 from draftstates.extract import protocol  # noqa: E402
 from draftstates.shards.layout import Shard  # noqa: E402
 from draftstates.spec import CaptureSpec
-from draftstates.verify.parity.compare import Limit, row_distances  # noqa: E402
+from draftstates.verify.parity.compare import Limit  # noqa: E402
 from draftstates.verify.selftest import attest  # noqa: E402
 
 FLAGS = os.environ.get("DRAFTSTATES_GPU_FLAGS", "").split()

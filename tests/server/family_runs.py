@@ -29,6 +29,7 @@ import torch  # noqa: E402
 from families import FAMILIES, VOCABULARY, Family  # noqa: E402
 
 from draftstates.capture import mla_cpu  # noqa: E402
+from draftstates.capture.every_layer import row_distances  # noqa: E402
 from draftstates.capture.kinds import check_logits, unreachable  # noqa: E402
 from draftstates.capture.own_capture import OwnCapture  # noqa: E402
 from draftstates.capture.stack import find_stack, first  # noqa: E402
@@ -36,7 +37,6 @@ from draftstates.capture.taps import Taps  # noqa: E402
 from draftstates.extract.protocol import SELF_TEST, Destination  # noqa: E402
 from draftstates.model import family as conventions  # noqa: E402
 from draftstates.model.folder import ModelFolder  # noqa: E402
-from draftstates.verify.parity.compare import row_distances  # noqa: E402
 
 _LENGTHS = (9, 40)
 _SECONDS = 120

@@ -25,6 +25,7 @@ from draftstates.extract.client import Captured, Client, Endpoint, Work
 from draftstates.model.digest import capture_spec
 from draftstates.model.folder import ModelFolder
 from draftstates.paths import BUILDING
+from draftstates.server.command import CPU_FLAGS as SERVER_CPU_FLAGS
 from draftstates.server.launchers import free_port
 from draftstates.shards import layout
 from draftstates.spec import CaptureSpec
@@ -33,19 +34,7 @@ from draftstates.verify.parity.compare import Limit, fault
 from draftstates.verify.parity.streamed import StreamedModel
 
 START_SECONDS = int(os.environ.get("DRAFTSTATES_START_SECONDS", "600"))
-CPU_FLAGS = [
-    *(
-        "--device",
-        "cpu",
-        "--attention-backend",
-        "torch_native",
-        "--sampling-backend",
-        "pytorch",
-        "--grammar-backend",
-        "none",
-    ),
-    *("--max-total-tokens", "16384"),
-]
+CPU_FLAGS = [*SERVER_CPU_FLAGS, "--max-total-tokens", "16384"]
 SMALL_QUEUE = {"queue_bytes": 64 << 20, "block_bytes": 4 << 20, "writers": 2}
 
 

@@ -21,11 +21,11 @@ from server_harness import (
 )
 
 from draftstates import ids
+from draftstates.capture.every_layer import row_distances
 from draftstates.capture.numbers import MADE_UP
 from draftstates.extract import protocol
 from draftstates.shards.layout import Shard
 from draftstates.spec import CaptureSpec
-from draftstates.verify.parity.compare import row_distances
 from draftstates.verify.selftest import attest
 
 pytestmark = pytest.mark.server

@@ -20,7 +20,7 @@ from draftstates.shards.selftest_rows import Prompt, SelftestRows
 from draftstates.spec import CaptureSpec, torch_dtype
 from draftstates.verify.parity.alone import LayersAlone
 from draftstates.verify.parity.compare import Limit, compare, fault, judged_alone
-from draftstates.verify.parity.rounding import Rounding
+from draftstates.verify.parity.rounding import ServerRounding
 from draftstates.verify.parity.streamed import NoReference, ReferenceStates, StreamedModel
 
 # A layer of fused experts takes so many times its own size while it is put together.
@@ -172,7 +172,7 @@ def sample_prompt(shard: Shard, index: int, *, num_layers: int) -> Prompt:
 
 def limit_of(spec: CaptureSpec) -> Limit:
     """Return the limit of a capture's distances; a server may quantise a plain checkpoint."""
-    rounding = Rounding.of(spec)
+    rounding = ServerRounding.of(spec)
     return Limit.of(
         compute=spec.compute_dtype,
         stored=spec.stored_dtype,
@@ -187,7 +187,7 @@ def _check_rounding(spec: CaptureSpec) -> None:
     Raises:
         NoReference: the server rounds numbers to fewer than 8 bits, which the checkpoint does not.
     """
-    if method := Rounding.of(spec).coarser:
+    if method := ServerRounding.of(spec).coarser:
         raise NoReference(f"no limit tells the roundings of {method} from a fault")
 
 

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 
 import torch
 
+from draftstates.capture.every_layer import row_distances
 from draftstates.records import LayerParity
 from draftstates.spec import torch_dtype
 from draftstates.verify.parity.alone import Alone
@@ -171,12 +172,6 @@ def judged_alone(
         alone_worst=mine.max().item(),
         alone_worst_limit=worst if limit.smooth else None,
     )
-
-
-def row_distances(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Return the distance of each row from its counterpart, over the counterpart's norm, [n]."""
-    rows, others = rows.float(), others.float()
-    return (rows - others).norm(dim=-1) / others.norm(dim=-1)
 
 
 def _last(states: Mapping[str, torch.Tensor]) -> int:

@@ -11,7 +11,7 @@ _PLAIN = {"auto", "none", "bf16", "bfloat16", "half", "float16", "float32"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Rounding:
+class ServerRounding:
     """What a server rounds numbers to, below its computing format.
 
     Attributes:
@@ -23,7 +23,7 @@ class Rounding:
     coarser: str | None = None
 
     @classmethod
-    def of(cls, spec: CaptureSpec) -> "Rounding":
+    def of(cls, spec: CaptureSpec) -> "ServerRounding":
         """Return what a capture's numbers are rounded to.
 
         The weights of a quantised checkpoint are dequantised for the comparison; a server of FP8
