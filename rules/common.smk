@@ -144,8 +144,8 @@ def source_files(wildcards):
     """
     Return the files of a source.
 
-    One that does not exist, and that no rule makes, is refused where the source is not tokenised:
-    data may be removed after that.
+    A source that is not tokenised yet needs its files, or jobs that make them. Data may be removed
+    after that.
     """
     if not RESULTS.tokens(wildcards.source).exists():
         try:
