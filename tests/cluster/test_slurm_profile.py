@@ -12,25 +12,13 @@ import pytest
 import yaml
 from cluster_harness import Cluster
 from lease_harness import FILES, eventually
+from workflow_copy import copy_workflow
 
-REPOSITORY = Path(__file__).parents[2]
-COPIED = (
-    "Snakefile",
-    "rules",
-    "scripts",
-    "draftstates",
-    "schemas",
-    "profiles",
-    "examples",
-    "config.yaml",
-)
 SERVER_JOB = ["--partition=gpu", "--gpus=test:1", "--cpus-per-task=2", "--mem=8G", "--time=60"]
 
 
-def copy_workflow(folder: Path, model: Path) -> None:
-    for name in COPIED:
-        source = REPOSITORY / name
-        (shutil.copytree if source.is_dir() else shutil.copy2)(source, folder / name)
+def make_folder(folder: Path, model: Path) -> None:
+    copy_workflow(folder, "examples", "config.yaml")
     (folder / "models").mkdir()
     (folder / "models" / model.name).symlink_to(model)
     path = folder / "profiles/slurm/profile.yaml"
@@ -81,7 +69,7 @@ def test_the_demo_runs_on_a_cluster_and_a_deleted_shard_alone_is_made_again(
 ) -> None:
     """The steps up to the plan come first: they are CPU jobs and need no server."""
     folder = cluster.play.folder
-    copy_workflow(folder, demo_model)
+    make_folder(folder, demo_model)
     said = snakemake(cluster, "results/plan.json")
     assert said.count("has been submitted with SLURM jobid") == 2
     assert plan_of(folder)["shards"]

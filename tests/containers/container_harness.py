@@ -6,30 +6,17 @@ Also the traces that containers leave on the host.
 import contextlib
 import importlib.metadata
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from workflow_copy import copy_workflow
+
 from draftstates.containers import image_path
 
-REPOSITORY = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 # The folder that install.sh makes.
 INSTALLED = Path("/var/tmp/draftstates-apptainer")
-COPIED = (
-    "Snakefile",
-    "rules",
-    "scripts",
-    "draftstates",
-    "schemas",
-    "profiles",
-    "examples",
-    "envs",
-    "pyproject.toml",
-    "README.md",
-    "LICENSE",
-)
 SITE_PACKAGES = Path(importlib.metadata.distribution("torch").locate_file("")).resolve()
 
 
@@ -40,12 +27,7 @@ def make_code(folder: Path) -> None:
     the environment that the tests run in.
     """
     folder.mkdir(parents=True)
-    for name in COPIED:
-        source = REPOSITORY / name
-        ignored = shutil.ignore_patterns("__pycache__", "*.sif")
-        (shutil.copytree if source.is_dir() else shutil.copy2)(
-            source, folder / name, **({"ignore": ignored} if source.is_dir() else {})
-        )
+    copy_workflow(folder, "examples", "envs", "pyproject.toml", "README.md", "LICENSE")
     lock = f"setuptools=={importlib.metadata.version('setuptools')}\n"
     for name in ("requirements.lock", "envs/tools.lock"):
         (folder / name).write_text(lock)

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from container_harness import REPOSITORY, traces
+from container_harness import traces
 from lease_harness import Playground, eventually
 from test_container_endings import contained, gone
+from workflow_copy import REPOSITORY
 
 sys.path.append(str(REPOSITORY / "tests/cluster"))
 

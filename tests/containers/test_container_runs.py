@@ -15,9 +15,10 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from container_harness import REPOSITORY, SITE_PACKAGES, traces
+from container_harness import SITE_PACKAGES, traces
 from lease_harness import eventually
 from spython.main import Client
+from workflow_copy import REPOSITORY
 
 from draftstates.config import resolve
 from draftstates.containers import STEP_VARIABLES, image_path, step_environment

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from workspace import COPIED, REPOSITORY, Run, Workspace, make_workspace
+from workflow_copy import REPOSITORY, copy_workflow
+from workspace import Run, Workspace, make_workspace
 
 # The text that `snakedeploy deploy-workflow` writes to workflow/Snakefile, for a local clone.
 DEPLOYED = """
@@ -81,9 +82,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("installed")
     clone, environment = folder / "clone", folder / "environment"
     clone.mkdir()
-    for name in (*COPIED, "pyproject.toml", "README.md"):
-        path = REPOSITORY / name
-        shutil.copytree(path, clone / name) if path.is_dir() else shutil.copy(path, clone)
+    copy_workflow(clone, "pyproject.toml", "README.md")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     (packages,) = environment.glob("lib/python*/site-packages")
     (packages / "others.pth").write_text("\n".join(site.getsitepackages()))

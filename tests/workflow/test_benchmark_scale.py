@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from workspace import REPOSITORY
+from workflow_copy import REPOSITORY
 
 
 def test_the_smallest_size_is_measured_in_every_step(tmp_path: Path) -> None:

@@ -5,23 +5,14 @@ import subprocess
 import sys
 
 import pytest
-from workspace import REPOSITORY
+from workflow_copy import REPOSITORY, WORKFLOW
 
 
 @pytest.fixture(scope="module")
 def dry_run(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the jobs of the example's command, in a folder where nothing is done yet."""
     folder = tmp_path_factory.mktemp("example")
-    for name in (
-        "Snakefile",
-        "rules",
-        "scripts",
-        "draftstates",
-        "schemas",
-        "profiles",
-        "examples",
-        "tests",
-    ):
+    for name in (*WORKFLOW, "examples", "tests"):
         (folder / name).symlink_to(REPOSITORY / name)
     files = (
         "--snakefile",

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from workspace import REPOSITORY, Workspace, make_workspace, tiny_config
+from workflow_copy import REPOSITORY
+from workspace import Workspace, make_workspace, tiny_config
 
 FAILS = 'raise SystemExit("error: a planted failure")\n'
 IS_KILLED = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"

@@ -18,7 +18,8 @@ from changes import (
     remove_attestation,
     replace_weights,
 )
-from workspace import REPOSITORY, Workspace, chat, make_workspace, tiny_config
+from workflow_copy import REPOSITORY
+from workspace import Workspace, chat, make_workspace, tiny_config
 
 WITHOUT_PROFILE = ("--workflow-profile", "none")
 

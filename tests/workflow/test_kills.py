@@ -17,7 +17,8 @@ import pytest
 import yaml
 from lease_harness import eventually
 from terminal import CTRL_C, Terminal
-from workspace import REPOSITORY, Run, Workspace, chat, make_workspace
+from workflow_copy import REPOSITORY
+from workspace import Run, Workspace, chat, make_workspace
 
 from draftstates.extract import protocol
 from draftstates.files import file_checksum

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from workflow_copy import copy_workflow
 
-REPOSITORY = Path(__file__).parents[2]
 STANDINS = Path(__file__).parent / "standins"
-COPIED = ("Snakefile", "rules", "scripts", "draftstates", "schemas", "profiles")
 WORDS = (
     "the",
     "a",
@@ -135,12 +134,7 @@ def make_workspace(folder: Path, model: Path, *, standins: bool) -> Workspace:
             alone is tested.
     """
     folder.mkdir(parents=True)
-    ignore = shutil.ignore_patterns("__pycache__")
-    for name in COPIED:
-        source = REPOSITORY / name
-        (shutil.copytree if source.is_dir() else shutil.copy2)(
-            source, folder / name, **({"ignore": ignore} if source.is_dir() else {})
-        )
+    copy_workflow(folder)
     shutil.copytree(model, folder / "models" / "tiny")
     workspace = Workspace(folder, tiny_config())
     if standins:
