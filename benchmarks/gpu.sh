@@ -8,10 +8,12 @@
 # Stages: install; fill (touch the machine's memory once); disk (its write rate); check (tests/gpu);
 # dense and mla (plain, capture to /dev/shm and to disk, native; a profile; 200 to 4000 tokens, then
 # 16k to 32k in chunks); graphs (plain with prefill graphs); workflow (a complete `snakemake` run).
-# On two GPUs: check2; tp2 (tensor parallel); dp2 (data parallel attention); replicas_shm and
-# replicas_disk (two servers behind one lease). `dense+mla` starts both at once, each on a GPU of its
-# own, and measures one after the other.
-# Variables: REPEATS (3), NATIVE (8 requests of the native path), PROFILE (--profile), MIXES, SHORT,
+# On GPUS GPUs (all of the machine): check_several (tests/gpu/test_several_gpus.py); tp (tensor
+# parallel); dp (data parallel attention); replicas_shm and replicas_disk (a server on each, behind
+# one lease). `dense+mla` starts both at once, each on a GPU of its own, and measures one after the
+# other. kimi: Kimi-K2.5's width with LAYERS layers (four take 108 GB), on GPUS GPUs; ATTENTION=dp has
+# data parallel attention.
+# Variables: GPUS, REPEATS (3), NATIVE (8 requests of the native path), PROFILE (--profile), MIXES, SHORT,
 # TO (shm disk), LIMIT and TURN. A stage that fails does not stop the next one.
 set -u
 carry=$1 dest=$2 out=$3
@@ -81,19 +83,30 @@ stage() {
   dense) bench dense "$dest/models/qwen3-8b" "$dummy" $both $mixes ${PROFILE---profile} ;;
   mla) bench mla "$dest/models/dsv2-lite" "$dummy" $both $mixes ${PROFILE---profile} ;;
   graphs) bench graphs "$dest/models/qwen3-8b" "$dummy" --root / --graphs "$kernels $room $dummy" $short ;;
-  check2) check check2 test_two_gpus.py ;;
-  tp2) bench tp2 "$dest/models/qwen3-8b" "$dummy --tensor-parallel-size 2" $both $short ;;
-  dp2)
-    bench dp2 "$dest/models/dsv2-lite" "$dummy --tensor-parallel-size 2 --data-parallel-size 2 --enable-dp-attention" \
-      $both $short
+  check_several) DRAFTSTATES_GPUS=$gpus check check_several test_several_gpus.py ;;
+  tp) bench "tp$gpus" "$dest/models/qwen3-8b" "$dummy --tensor-parallel-size $gpus" $both $short ;;
+  dp)
+    bench "dp$gpus" "$dest/models/dsv2-lite" \
+      "$dummy --tensor-parallel-size $gpus --data-parallel-size $gpus --enable-dp-attention" $both $short
+    ;;
+  kimi)
+    mkdir -p "$dest/models/kimi"
+    cp "$dest"/models/dsv2-lite/tokenizer* "$dest/models/kimi/"
+    sed "s/\"num_hidden_layers\": 61/\"num_hidden_layers\": $layers/" \
+      "$here/benchmarks/kimi_k2.5.json" >"$dest/models/kimi/config.json"
+    parallel="--tensor-parallel-size $gpus"
+    [ "${ATTENTION:-tp}" = dp ] && parallel+=" --data-parallel-size $gpus --enable-dp-attention"
+    # r_3, r_31 and r_59 of 61 layers: the same relative depths
+    bench "kimi_${ATTENTION:-tp}$gpus" "$dest/models/kimi" "$dummy $parallel" $both $short \
+      --layers "$((layers / 20 + 1)),$((layers * 31 / 61)),$((layers * 59 / 61))"
     ;;
   replicas_shm)
     random_8b
-    bench replicas_shm /dev/shm/qwen3_8b "" --root /dev/shm --to shm=shm $short --lease 2
+    bench replicas_shm /dev/shm/qwen3_8b "" --root /dev/shm --to shm=shm $short --lease "$gpus"
     ;;
   replicas_disk)
     random_8b
-    bench replicas_disk /dev/shm/qwen3_8b "" --root /tmp --to disk=disk $short --lease 2
+    bench replicas_disk /dev/shm/qwen3_8b "" --root /tmp --to disk=disk $short --lease "$gpus"
     ;;
   workflow)
     python3 -m pip install -q --no-index --no-deps --no-cache-dir --target "$dest/snakemake" "$carry"/../.whl/*.whl
@@ -109,14 +122,15 @@ stage() {
     cp /dev/shm/draftstates-workflow/{snakemake,serve}.log "$out/"
     ;;
   *)
-    sed -n '2,15p' "$0"
+    sed -n '2,18p' "$0"
     exit 2
     ;;
   esac
 }
 
 unset PYTHONDONTWRITEBYTECODE # as in an installed project; otherwise every job of a run compiles its imports
-gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)
+layers=${LAYERS:-4}
+gpus=${GPUS:-$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)}
 eval "$(bash "$carry/on_device.sh" env "$dest")"
 export PYTHONPATH=$here:$dest/plug:$PYTHONPATH
 for names in "$@"; do

@@ -1,5 +1,7 @@
-"""Two GPUs: tensor parallel and data parallel attention capture the rows that one GPU captures,
+"""Several GPUs: tensor parallel and data parallel attention capture the rows that one GPU captures,
 each row by one writer.
+
+`DRAFTSTATES_GPUS` is the number of GPUs, two without it.
 """
 
 import os
@@ -10,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-if torch.cuda.device_count() < 2:
-    pytest.skip("needs two NVIDIA GPUs", allow_module_level=True)
+GPUS = int(os.environ.get("DRAFTSTATES_GPUS", "2"))
+if torch.cuda.device_count() < GPUS:
+    pytest.skip(f"needs {GPUS} NVIDIA GPUs", allow_module_level=True)
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "server"))
 import gpu_models  # noqa: E402
@@ -20,7 +23,7 @@ from server_harness import Running, capture, random_ids, serve, spec_for  # noqa
 from draftstates.capture.every_layer import row_distances  # noqa: E402
 from draftstates.extract import protocol  # noqa: E402
 from draftstates.shards.layout import Shard  # noqa: E402
-from draftstates.spec import CaptureSpec
+from draftstates.spec import CaptureSpec  # noqa: E402
 from draftstates.verify.parity.compare import Limit  # noqa: E402
 from draftstates.verify.selftest import attest  # noqa: E402
 
@@ -29,8 +32,8 @@ LAYERS = (0, 2, 4, 5, 8)
 SAMPLES = [
     random_ids(n, seed=n, vocabulary=32000) for n in (1, 10, 700, 1500, 3000, *range(40, 440, 20))
 ]
-TENSOR = ["--tensor-parallel-size", "2"]
-DATA = [*TENSOR, "--data-parallel-size", "2", "--enable-dp-attention"]
+TENSOR = ["--tensor-parallel-size", str(GPUS)]
+DATA = [*TENSOR, "--data-parallel-size", str(GPUS), "--enable-dp-attention"]
 
 
 def start(
@@ -58,10 +61,10 @@ def alone(folder: Path, spec: CaptureSpec) -> Shard:
 
 @pytest.mark.parametrize(
     ("kind", "flags", "writers"),
-    [("dense", TENSOR, 1), ("mla", DATA, 2)],
+    [("dense", TENSOR, 1), ("mla", DATA, GPUS)],
     ids=["tensor_parallel", "data_parallel_attention"],
 )
-def test_two_gpus_capture_the_rows_of_one(
+def test_several_gpus_capture_the_rows_of_one(
     tmp_path: Path, kind: str, flags: list[str], writers: int
 ) -> None:
     folder = gpu_models.make(kind, tmp_path / "model")
