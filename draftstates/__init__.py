@@ -2,9 +2,9 @@
 
 
 def __getattr__(name: str) -> object:
-    """`draftstates.ShardDataset`, on first use: most of the package does without torch."""
-    if name == "ShardDataset":
-        from draftstates.shards.dataset import ShardDataset
+    """`ShardDataset` and `pad_batch`, on first use: most of the package does without torch."""
+    if name in ("ShardDataset", "pad_batch"):
+        from draftstates.shards import dataset
 
-        return ShardDataset
+        return getattr(dataset, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,11 +3,13 @@
 Shards are read by memory map.
 """
 
+import copy
 import dataclasses
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self, overload
 
 import numpy as np
 import pyarrow as pa
@@ -146,11 +148,12 @@ class ShardDataset(Dataset):
     state that no loss reads may be zeros.
 
     Item i is a dict with the tensor names of `trainer`. With the default it has
-    `input_ids` int32 [n], `loss_mask` uint8 [n], `hidden_states` [n, K, H] in ascending k and
-    `final_hidden_state` [n, H], states in the stored dtype.
+    `input_ids` int64 [n], `loss_mask` bool [n], `hidden_states` [n, K, H] in ascending k and
+    `final_hidden_state` [n, H], states in the stored dtype. A slice is a dataset of its samples.
 
     Args:
-        manifest: path of `manifest.json`; `samples.parquet` lies beside it.
+        manifest: a capture folder, or the path of its `manifest.json`; `samples.parquet` lies
+            beside it.
         trainer: a trainer of `draftstates.shards.trainers.TRAINERS`, such as "speculators".
         model: the model that the trainer expects to have been captured; None accepts any.
         residual_layers: the r_k that the trainer asks for (our numbers); None takes all but r_N.
@@ -180,7 +183,7 @@ class ShardDataset(Dataset):
         split_seed: int = 0,
         verify: bool = False,
     ) -> None:
-        self.path = Path(manifest)
+        self.path = _manifest_path(Path(manifest))
         found = Manifest.read(self.path)
         self.capture: CaptureSpec = found.capture
         # the storage of compact shards, None for shards as captured
@@ -259,8 +262,27 @@ class ShardDataset(Dataset):
             final_norm=self.final_norm,
         )
 
-    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+    @overload
+    def __getitem__(self, i: int) -> dict[str, torch.Tensor]: ...
+
+    @overload
+    def __getitem__(self, i: slice) -> Self: ...
+
+    def __getitem__(self, i: int | slice) -> dict[str, torch.Tensor] | Self:
+        if isinstance(i, slice):
+            part = copy.copy(self)
+            part.index = self.index.take(np.arange(len(self))[i])
+            return part
         return self.trainer.names(self.states(i))
+
+    def __repr__(self) -> str:
+        layers = ", ".join(f"r_{k}" for k in self.residual_layers)
+        return (
+            f"ShardDataset({str(self.path)!r}: {len(self):,} samples,"
+            f" {int(self.index.tokens.sum()):,} tokens, {int(self.index.supervised.sum()):,}"
+            f" supervised; {layers} and the final state {self.final_norm} as"
+            f" {self.capture.stored_dtype})"
+        )
 
     def __getstate__(self) -> dict:
         return {**self.__dict__, "_open": OrderedDict()}
@@ -295,6 +317,19 @@ class ShardDataset(Dataset):
                 self._open.popitem(last=False)
         self._open[number] = shard
         return shard
+
+
+def _manifest_path(path: Path) -> Path:
+    """Return the manifest of a capture folder, or `path` if it is no folder.
+
+    Raises:
+        UserError: the folder has no manifest; the message names those below it.
+    """
+    if not path.is_dir() or (path / "manifest.json").exists():
+        return path / "manifest.json" if path.is_dir() else path
+    below = ", ".join(str(found.parent) for found in sorted(path.glob("*/manifest.json")))
+    found = f"the capture folders {below}: name one" if below else "none: complete the run first"
+    raise UserError(f"{path}: expected a capture folder with a manifest.json, found {found}")
 
 
 def _check_shard(shard: ShardReader, entry: ManifestShard, capture: CaptureSpec) -> None:
@@ -358,7 +393,10 @@ def _split(index: Index, split: str | None, fraction: float, seed: int) -> Index
 
 
 def pad_batch(samples: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Collate samples with the same names, whose tensors all have their tokens in dimension 0.
+    """Collate samples of different lengths: the `collate_fn` of a `DataLoader`.
+
+    Args:
+        samples: items of a dataset; all tensors have their tokens in dimension 0.
 
     Returns:
         Each tensor [B, longest, ...], with zeros behind a shorter sample, and `lengths` int64 [B]:

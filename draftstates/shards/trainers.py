@@ -82,9 +82,10 @@ class Trainer:
 
 
 def _ours(states: States) -> dict[str, torch.Tensor]:
+    # cross_entropy takes int64 ids alone, and a mask of bool chooses rows
     return {
-        "input_ids": states.input_ids,
-        "loss_mask": states.loss_mask,
+        "input_ids": states.input_ids.long(),
+        "loss_mask": states.loss_mask.bool(),
         "hidden_states": states.layers,
         "final_hidden_state": states.final,
     }

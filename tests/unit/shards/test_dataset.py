@@ -30,6 +30,9 @@ from draftstates.shards.dataset import ShardDataset, pad_batch, split_values
 from draftstates.shards.layout import read_header
 from draftstates.shards.trainers import TRAINERS
 
+# what `cross_entropy` and an index take
+USABLE = {"input_ids": torch.int64, "loss_mask": torch.bool}
+
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> Synthetic:
@@ -43,12 +46,43 @@ def test_every_sample_equals_what_was_written(manifest: Synthetic) -> None:
         expected = manifest.samples[dataset.sample_id(i)]
         assert dataset[i].keys() == expected.keys()
         for name, tensor in dataset[i].items():
-            assert tensor.dtype == expected[name].dtype
-            assert torch.equal(tensor, expected[name]), name
+            dtype = USABLE.get(name, expected[name].dtype)
+            assert tensor.dtype == dtype
+            assert torch.equal(tensor, expected[name].to(dtype)), name
         assert dataset.lengths[i] == len(expected["input_ids"])
     assert torch.equal(dataset[-1]["input_ids"], dataset[6]["input_ids"])
     with pytest.raises(IndexError):
         dataset[7]
+
+
+def test_a_capture_folder_names_its_manifest(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny-12345678"
+    made = small(folder)
+    assert ShardDataset(str(folder)).path == made.path
+    with pytest.raises(UserError, match=f"the capture folders {folder}: name one"):
+        ShardDataset(tmp_path)
+    with pytest.raises(UserError, match="found none: complete the run first"):
+        ShardDataset(folder / "shards")
+
+
+def test_a_slice_is_a_dataset_of_its_samples(manifest: Synthetic) -> None:
+    dataset = ShardDataset(manifest.path)
+    part = dataset[5:1:-2]
+    assert [part.sample_id(i) for i in range(len(part))] == [dataset.sample_id(i) for i in (5, 3)]
+    assert torch.equal(part[0]["hidden_states"], dataset[5]["hidden_states"])
+    assert len(part[1:]) == 1
+    assert len(dataset[9:]) == 0
+    assert len(dataset) == 7
+
+
+def test_a_dataset_prints_what_it_holds(manifest: Synthetic) -> None:
+    dataset = ShardDataset(manifest.path, split="train")
+    tokens = sum(len(dataset[i]["input_ids"]) for i in range(len(dataset)))
+    supervised = sum(int(dataset[i]["loss_mask"].sum()) for i in range(len(dataset)))
+    assert repr(dataset) == (
+        f"ShardDataset('{manifest.path}': {len(dataset)} samples, {tokens} tokens, {supervised}"
+        " supervised; r_2, r_3, r_5 and the final state pre_norm as bfloat16)"
+    )
 
 
 def test_a_read_sample_can_be_written_to_without_touching_the_shard(manifest: Synthetic) -> None:
@@ -60,7 +94,10 @@ def test_a_read_sample_can_be_written_to_without_touching_the_shard(manifest: Sy
         tensor.zero_()
     expected = manifest.samples[dataset.sample_id(0)]
     for item in (before, dataset[0]):
-        assert all(torch.equal(item[name], tensor) for name, tensor in expected.items())
+        assert all(
+            torch.equal(item[name], tensor.to(item[name].dtype))
+            for name, tensor in expected.items()
+        )
     assert dataset._shard(0).path.read_bytes() == file
 
 
