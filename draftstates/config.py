@@ -357,8 +357,9 @@ class CaptureOptions(Section):
 
     residual_layers: Layers = Field(
         "eagle3",
-        description="eagle3 stands for r_2, r_{N//2}, r_{N-3}; a list of ascending k names each"
-        " r_k, the residual stream after k decoder layers",
+        description="eagle3 stands for r_2, r_{N//2}, r_{N-3}; {dflash: 5} for those that a DFlash"
+        " drafter of 5 layers reads; a list of ascending k names each r_k, the residual stream"
+        " after k decoder layers",
     )
     final_norm: FinalNorm = Field(
         "post_norm", description="whether the final state is taken after or before the final norm"

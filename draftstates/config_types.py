@@ -135,8 +135,10 @@ SampleIds = Annotated[
     list[Annotated[str, Field(pattern="^[0-9a-f]{32}$")]], _DISTINCT, AfterValidator(_all_different)
 ]
 Layers = Annotated[
-    Literal["eagle3"] | LayerNumbers,
-    _only("eagle3 or a list of different layer numbers"),
+    Literal["eagle3"]
+    | Annotated[dict[Literal["dflash"], Count], Field(min_length=1)]
+    | LayerNumbers,
+    _only("eagle3, {dflash: layers of the drafter} or a list of different layer numbers"),
     WrapValidator(_ascending),
 ]
 Dtype = Literal["bfloat16", "float16", "float32"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -128,34 +127,3 @@ def torch_dtype(name: str) -> torch.dtype:
     import torch
 
     return getattr(torch, name)
-
-
-def eagle3_layers(num_layers: int) -> tuple[int, int, int]:
-    """Return the three r_k that EAGLE-3 reads by default: k = 2, N//2, N-3.
-
-    Raises:
-        UserError: the model has fewer than 7 layers, so that the three do not ascend.
-    """
-    layers = (2, num_layers // 2, num_layers - 3)
-    if not 2 < layers[1] < layers[2]:
-        raise UserError(
-            f"residual_layers: eagle3 needs at least 7 layers, the model has {num_layers}: list the"
-            " layers instead"
-        )
-    return layers
-
-
-def chosen_layers(layers: str | Sequence[int], *, num_layers: int) -> tuple[int, ...]:
-    """Return the configuration's `residual_layers` ("eagle3" or ascending k) as k.
-
-    Raises:
-        UserError: a k is larger than `num_layers`.
-    """
-    if layers == "eagle3":
-        return eagle3_layers(num_layers)
-    if layers and max(layers) > num_layers:
-        raise UserError(
-            f"residual_layers: expected k in 0..{num_layers}, as many layers as the model has,"
-            f" found {list(layers)}"
-        )
-    return tuple(layers)

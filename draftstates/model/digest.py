@@ -16,7 +16,8 @@ from draftstates.config import Configuration
 from draftstates.errors import UserError
 from draftstates.files import files_digest
 from draftstates.model.folder import ModelFolder, read_model_json, unreadable_weights
-from draftstates.spec import CaptureSpec, chosen_layers
+from draftstates.model.layers import chosen_layers
+from draftstates.spec import CaptureSpec
 
 # Files beside the weights that decide what an engine computes, as patterns of `Path.glob`. Neither
 # the tokenizer nor the chat template is among them: a sample's ids are its own, so that a change of
@@ -154,7 +155,7 @@ def capture_spec(
 
     Args:
         name: the name for people; None for the folder's.
-        capture: residual_layers ("eagle3" or a list), final_norm, stored_dtype, compute_dtype.
+        capture: residual_layers (see `chosen_layers`), final_norm, stored_dtype, compute_dtype.
         engine_args: the engine's flags that change numbers, in one spelling and order.
         engine_env: the engine's variables that change numbers.
 

@@ -25,7 +25,7 @@ from draftstates.model.family import (
     text_config,
     with_usual_names,
 )
-from draftstates.spec import chosen_layers
+from draftstates.model.layers import chosen_layers
 
 if TYPE_CHECKING:
     import torch

@@ -88,6 +88,14 @@ def test_kimi_is_captured_as_it_was_first_run() -> None:
         ("capture.residual_layers", [2, 2], "capture.residual_layers: expected eagle3"),
         (
             "capture.residual_layers",
+            "dflash",
+            "capture.residual_layers: expected eagle3, {dflash: layers of the drafter} or a list",
+        ),
+        ("capture.residual_layers", {"dflash": 0}, "capture.residual_layers: expected eagle3"),
+        ("capture.residual_layers", {"eagle": 3}, "capture.residual_layers: expected eagle3"),
+        ("capture.residual_layers", {}, "capture.residual_layers: expected eagle3"),
+        (
+            "capture.residual_layers",
             [4, 2],
             "capture.residual_layers: expected ascending numbers, found [4, 2]",
         ),

@@ -21,7 +21,6 @@ from draftstates.model.digest import (
     tokenizer_digest,
 )
 from draftstates.model.folder import ModelFolder
-from draftstates.spec import eagle3_layers
 
 CAPTURE = {
     "residual_layers": "eagle3",
@@ -206,13 +205,6 @@ def test_another_model_than_the_captured_one_is_refused(tmp_path: Path) -> None:
         match=r"a: not the captured model: expected content commit-1, found content-.*plan again",
     ):
         check_content(model, expected="commit-1")
-
-
-def test_eagle3_layers_are_2_half_and_n_minus_3() -> None:
-    assert eagle3_layers(61) == (2, 30, 58)
-    assert eagle3_layers(36) == (2, 18, 33)
-    with pytest.raises(UserError, match="at least 7 layers"):
-        eagle3_layers(6)
 
 
 def test_the_capture_key_follows_content_and_not_the_name(tmp_path: Path) -> None:

@@ -214,6 +214,7 @@ def test_layers_that_the_model_does_not_have_are_refused(tmp_path: Path, wrapped
     for chosen, expected in (
         ([2, 7], r"expected k in 0\.\.6, .* found \[2, 7\]"),
         ("eagle3", "eagle3 needs at least 7 layers"),
+        ({"dflash": 4}, "dflash with 4 layers needs a model of at least 7 layers"),
     ):
         with pytest.raises(UserError, match=f"^capture.residual_layers: {expected}"):
             check_model(configured(tmp_path, layers=chosen))
