@@ -220,6 +220,8 @@ class SampleReceipt(Record):
         attempts: requests that were needed; of a sample only.
         copied_from: shard that the rows were copied from.
         position: position of the recaptured sample in the shard; of a prefix recapture only.
+        next_tokens: of each row, such pairs of the most likely next tokens and of the token that
+            follows; of a prefix recapture only.
     """
 
     sample_id: str
@@ -234,6 +236,7 @@ class SampleReceipt(Record):
     attempts: int | None = None
     copied_from: str | None = None
     position: int | None = None
+    next_tokens: list | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -51,6 +51,7 @@ class Captured:
         recaptures: pairs (position, rows).
         again_hidden: r_k of each prefix recapture.
         again_final: the final state of each prefix recapture.
+        again_next: the next tokens that belong to each of these final states.
     """
 
     spec: CaptureSpec
@@ -63,6 +64,7 @@ class Captured:
     recaptures: list[tuple[int, int]]
     again_hidden: list[torch.Tensor]
     again_final: list[torch.Tensor]
+    again_next: list[list[list[list[float]]]]
 
     @property
     def names(self) -> list[str]:
@@ -166,7 +168,8 @@ def states_of(
         )
         for n in lengths
     ]
-    final, top = zip(*(_final_states(model, n, generator, spec) for n in lengths), strict=True)
+    last = [_last_residual(model, n, generator, spec) for n in lengths]
+    final, logprobs = zip(*(_final_states(model, rows, spec) for rows in last), strict=True)
     names = [ids.sample_id(t, m) for t, m in zip(tokens, masks, strict=True)]
     recaptures = choose_recaptures(
         names, lengths, shard_id=ids.shard_id(names), fraction=0.01, minimum=3
@@ -175,9 +178,13 @@ def states_of(
         _batched_otherwise(hidden[position][:rows], generator, spec)
         for position, rows in recaptures
     ]
-    again_final = [
-        _batched_otherwise(final[position][:rows], generator, spec) for position, rows in recaptures
-    ]
+    again_final, again_logprobs = zip(
+        *(
+            _final_states(model, _batched_otherwise(last[position][:rows], generator, spec), spec)
+            for position, rows in recaptures
+        ),
+        strict=True,
+    )
     return Captured(
         spec,
         model,
@@ -185,38 +192,65 @@ def states_of(
         masks,
         hidden,
         list(final),
-        list(top),
+        [_most_likely(each[-1], 5) for each in logprobs],
         recaptures,
         again_hidden,
-        again_final,
+        list(again_final),
+        [
+            _next_tokens(found, tokens[position][1:rows])
+            for found, (position, rows) in zip(again_logprobs, recaptures, strict=True)
+        ],
     )
 
 
-def _final_states(
-    model: Path, rows: int, generator: torch.Generator, spec: CaptureSpec
-) -> tuple[torch.Tensor, list[list[float]]]:
-    """Return the final states of one sample as stored, and its top 5 next tokens.
+def _most_likely(logprobs: torch.Tensor, count: int) -> list[list[float]]:
+    best = logprobs.topk(count)
+    return [[int(token), float(value)] for token, value in zip(best.indices, best.values, strict=True)]
 
-    The top 5 are those that a server which computes in `compute_dtype` returns.
+
+def _next_tokens(logprobs: torch.Tensor, following: np.ndarray) -> list[list[list[float]]]:
+    """Return each row's two most likely tokens and the one that follows; the last row's is drawn.
+
+    Args:
+        logprobs: [n, V].
+        following: ids of the tokens behind the first n - 1 rows.
+    """
+    drawn = [*following.tolist(), int(logprobs[-1].argmax())]
+    return [
+        [*_most_likely(row, 2), [token, float(row[token])]]
+        for row, token in zip(logprobs, drawn, strict=True)
+    ]
+
+
+def _last_residual(
+    model: Path, rows: int, generator: torch.Generator, spec: CaptureSpec
+) -> torch.Tensor:
+    """Return r_N of one sample, [n, H] in the compute dtype."""
+    from safetensors.torch import load_file
+
+    compute = torch_dtype(spec.compute_dtype)
+    head = load_file(model / "model.safetensors")["lm_head.weight"].to(compute)
+    drawn = torch.randn(rows, spec.hidden_size, generator=generator) * 3
+    return (drawn + 5 * head[END_TOKEN + 1].float()).to(compute)
+
+
+def _final_states(
+    model: Path, residual: torch.Tensor, spec: CaptureSpec
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the final states as stored, and log probabilities, [n, V], of r_N.
+
+    They are those that a server which computes in `compute_dtype` returns.
     """
     from safetensors.torch import load_file
 
     weights = load_file(model / "model.safetensors")
     compute = torch_dtype(spec.compute_dtype)
     head, norm = weights["lm_head.weight"].to(compute), weights["model.norm.weight"].to(compute)
-    residual = (
-        torch.randn(rows, spec.hidden_size, generator=generator) * 3
-        + 5 * head[END_TOKEN + 1].float()
-    )
-    residual = residual.to(compute)
     wide = residual.float()
     normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)).to(compute) * norm
-    logprobs = (normed[-1] @ head.T).float().log_softmax(-1)
-    best = logprobs.topk(5)
-    top = [
-        [int(token), float(value)] for token, value in zip(best.indices, best.values, strict=True)
-    ]
-    return (normed if spec.final_norm == "post_norm" else residual).to(spec.torch_dtype), top
+    logprobs = (normed @ head.T).float().log_softmax(-1)
+    stored = normed if spec.final_norm == "post_norm" else residual
+    return stored.to(spec.torch_dtype), logprobs
 
 
 def _batched_otherwise(
@@ -279,8 +313,10 @@ def write(captured: Captured, folder: Path) -> Files:
             for entry, top in zip(samples, captured.top, strict=True)
         ],
         "recaptures": [
-            {**entry, "position": position}
-            for entry, position in zip(recaptures, positions, strict=True)
+            {**entry, "position": position, "next_tokens": found}
+            for entry, position, found in zip(
+                recaptures, positions, captured.again_next, strict=True
+            )
         ],
         "selftests": [SELFTEST],
     }

@@ -53,7 +53,9 @@ class Captured:
 
     Attributes:
         top: the 5 most likely next tokens, [token id, log probability] each, by the server's own
-            logits.
+            logits; of a sample only.
+        rows: of each row, such pairs of the 2 most likely next tokens and of the token that
+            follows; of a prefix recapture only.
         opinions: by `r_k`, the largest distance of a captured row from a second reading, divided by
             the row's norm; only for a self-test request.
         no_capture: why SGLang gave no second reading of the layers; only for a self-test request.
@@ -65,7 +67,8 @@ class Captured:
     work: Work
     receipt: protocol.Receipt
     prompt_tokens: int
-    top: list[list[float]]
+    top: list[list[float]] | None
+    rows: list[list[list[float]]] | None
     attempts: int
     opinions: dict[str, float] | None
     no_capture: str = ""
@@ -218,7 +221,8 @@ class Client:
         prompt_tokens, cached_tokens = _count(meta, "prompt_tokens"), _count(meta, "cached_tokens")
         if prompt_tokens != rows:
             raise CaptureFailed(f"{rows} tokens sent, the server counted {prompt_tokens}")
-        top = _top_tokens(meta)
+        top = None if work.prefix else _top_tokens(meta)
+        nexts = _tokens_of_rows(meta, work.input_ids) if work.prefix else None
         receipt = await self._receipt(work.shard, destination)
         _check_counts(receipt, destination, cached_tokens=cached_tokens)
         return Captured(
@@ -226,6 +230,7 @@ class Client:
             receipt=receipt,
             prompt_tokens=prompt_tokens,
             top=top,
+            rows=nexts,
             attempts=number,
             opinions=_distances(answer),
             no_capture=_optional(answer, "no_capture", str) or "",
@@ -241,8 +246,9 @@ class Client:
             "input_ids": work.input_ids.tolist(),
             "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True},
             "return_logprob": True,
-            "logprob_start_len": -1,
-            "top_logprobs_num": protocol.TOP_TOKENS,
+            # Of a prefix recapture, the next tokens of every row.
+            "logprob_start_len": 0 if work.prefix else -1,
+            "top_logprobs_num": protocol.ROW_TOKENS if work.prefix else protocol.TOP_TOKENS,
         }
         if self._endpoint.fresh_namespace:
             body["extra_key"] = destination.attempt
@@ -335,14 +341,43 @@ def _top_tokens(meta: dict) -> list[list[float]]:
     """Return the most likely next tokens of an answer, [token id, log probability] each."""
     found = meta.get("output_top_logprobs")
     try:
-        top = [[token, float(logprob)] for logprob, token, *_ in found[0]]
+        return _pairs(found[0], protocol.TOP_TOKENS)
     except (TypeError, ValueError, LookupError) as error:
-        raise _unexpected("`output_top_logprobs`", found) from error
-    if len(top) != protocol.TOP_TOKENS or not all(
-        type(token) is int and token >= 0 and math.isfinite(logprob) for token, logprob in top
+        raise _unexpected(f"{protocol.TOP_TOKENS} tokens in `output_top_logprobs`", found) from error
+
+
+def _tokens_of_rows(meta: dict, input_ids: np.ndarray) -> list[list[list[float]]]:
+    """Return each row's most likely next tokens and the token that follows it, as pairs."""
+    names = ("input_token_logprobs", "output_token_logprobs")
+    top_names = ("input_top_logprobs", "output_top_logprobs")
+    try:
+        # The first token follows no row.
+        followers = [*meta[names[0]][1:], *meta[names[1]][:1]]
+        best = [*meta[top_names[0]][1:], *meta[top_names[1]][:1]]
+        rows = [
+            [*_pairs(top, protocol.ROW_TOKENS), *_pairs([follower], 1)]
+            for top, follower in zip(best, followers, strict=True)
+        ]
+    except (TypeError, ValueError, LookupError) as error:
+        raise _unexpected(f"log probabilities of every row ({error})", sorted(meta)) from error
+    sent, returned = input_ids[1:].tolist(), [row[-1][0] for row in rows[:-1]]
+    if len(rows) != len(input_ids) or returned != sent:
+        raise _unexpected(f"log probabilities of the {len(sent)} tokens that were sent", returned)
+    return rows
+
+
+def _pairs(found: Any, count: int) -> list[list[float]]:
+    """Return so many pairs of token id and log probability of an answer.
+
+    Raises:
+        TypeError, ValueError: they are others.
+    """
+    pairs = [[token, float(logprob)] for logprob, token, *_ in found]
+    if len(pairs) != count or not all(
+        type(token) is int and token >= 0 and math.isfinite(logprob) for token, logprob in pairs
     ):
-        raise _unexpected(f"{protocol.TOP_TOKENS} tokens in `output_top_logprobs`", found)
-    return top
+        raise ValueError(f"expected {count} tokens with log probabilities, found {found!r:.80}")
+    return pairs
 
 
 def _distances(answer: dict) -> dict[str, float] | None:

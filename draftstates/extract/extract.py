@@ -302,5 +302,5 @@ def _sample_receipt(
         ids_hash=receipt.ids_hash,
         checksum=receipt.checksum,
         position=position,
-        **(own if sample else {}),
+        **(own if sample else {"next_tokens": item.rows}),
     )

@@ -1,6 +1,8 @@
-"""Alignment of a sample's last state with the next tokens that the server returned.
+"""Alignment of final states with the next tokens that the server returned.
 
-The head, applied to the last state, must give the log probabilities that the server returned.
+The head, applied to a sample's last state, must give the log probabilities that the server
+returned. Of every row of a prefix recapture the server returns those of three tokens: their
+differences are differences of logits, which need three rows of the head and not all of it.
 
 The limit of disagreement is not chosen; it follows from the number and the size of the roundings:
 
@@ -40,6 +42,8 @@ _LOGARITHMS = 4
 _CAP_ROUNDINGS = 6
 # Samples whose logits are in memory at once.
 _BATCH = 256
+# Rows of prefix recaptures that are compared at once.
+_ROWS = 512
 # The stored r_N, the normed value, and its product with the weight.
 _NORM_ROUNDINGS = 3
 
@@ -137,6 +141,82 @@ def check_alignment(
                 _finding(sample_ids[first + index], tokens[index], returned[index], found, index)
             )
     return findings, largest
+
+
+def check_rows(
+    name: str,
+    states: torch.Tensor,
+    next_tokens: Sequence[Sequence[Sequence[float]]],
+    *,
+    head: Head,
+    rounding: Rounding,
+) -> tuple[list[Finding], float]:
+    """Compare every final state of a prefix recapture with the next tokens that were returned.
+
+    Args:
+        name: the sample's id.
+        states: the final states, stored dtype [n, H].
+        next_tokens: of each, m pairs (token id, log probability), the most likely one first.
+
+    Returns:
+        the first row at fault, and the largest disagreement as a share of its limit.
+    """
+    largest = 0.0
+    for first in range(0, len(states), _ROWS):
+        part = slice(first, first + _ROWS)
+        pairs = torch.tensor(next_tokens[part], dtype=torch.float64)
+        tokens, returned = pairs[..., 0].long(), pairs[..., 1].float()
+        found, limit = _leads(states[part], tokens, returned, head=head, rounding=rounding)
+        lead = returned[:, 1:] - returned[:, :1]
+        shares = (found - lead).abs() / limit
+        # A NaN is bad too.
+        bad = torch.nonzero(~(shares <= 1))
+        if len(bad):
+            row, other = bad[0].tolist()
+            detail = (
+                f"row {first + row} of its prefix recapture is not this token's: token"
+                f" {tokens[row, other + 1]} over token {tokens[row, 0]}: {lead[row, other]:.3f}"
+                f" returned, {found[row, other]:.3f} from the state (limit {limit[row, other]:.3f})"
+            )
+            return [Finding(check="alignment", sample_id=name, detail=detail)], math.inf
+        largest = max(largest, shares.max().item())
+    return [], largest
+
+
+def _leads(
+    states: torch.Tensor,
+    tokens: torch.Tensor,
+    returned: torch.Tensor,
+    *,
+    head: Head,
+    rounding: Rounding,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return by how much logits exceed the first one, and the largest change of that by rounding.
+
+    Args:
+        states: final states as stored, [n, H].
+        tokens: tokens of the logits, int64 [n, m].
+        returned: their log probabilities by the server, [n, m].
+
+    Returns:
+        two tensors [n, m - 1].
+    """
+    inputs = head.inputs(states)
+    products = head.weight[tokens].to(rounding.compute).float() * inputs[:, None]
+    logits = head.form(products.sum(dim=-1))
+    slopes = head.form.slope(logits)
+    limit = (
+        _logit_step(logits, head.form, rounding.compute)
+        + _SUMS * math.sqrt(inputs.shape[1]) * 2**-24 * slopes.abs() * products.abs().sum(dim=-1)
+        + _LOGARITHMS * half_step(torch.maximum(logits.abs(), returned.abs()), torch.float32)
+    )
+    limit = limit[:, 1:] + limit[:, :1]
+    if rounding.state_variance:
+        sloped = slopes[..., None] * products
+        limit = limit + (sloped[:, 1:] - sloped[:, :1]).norm(dim=-1) * (
+            _DEVIATIONS * math.sqrt(rounding.state_variance)
+        )
+    return logits[:, 1:] - logits[:, :1], limit
 
 
 def _ranked(found: Logprobs, returned: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,7 @@ from draftstates.records import (
 )
 from draftstates.shards.layout import Shard
 from draftstates.spec import CaptureSpec
-from draftstates.verify.alignment import Rounding, check_alignment
+from draftstates.verify.alignment import Rounding, check_alignment, check_rows
 from draftstates.verify.checks import (
     Finding,
     Scan,
@@ -90,6 +90,7 @@ def verify_shard(
     rounding = Rounding.of(spec)
     head = read_head(ModelFolder(model), final_norm=spec.final_norm)
     misaligned, shares = _check_alignment(file, received.samples, head=head, rounding=rounding)
+    misaligned += _check_rows(again, received.recaptures, shares, head=head, rounding=rounding)
     limits = Limits.of(rounding)
     moved, distances = _check_prefixes(file, again, received.recaptures, limits=limits)
     _refuse(findings + misaligned + moved, shard, receipts=received.samples)
@@ -233,7 +234,7 @@ def _check_alignment(
     """Check the last states; return each sample's disagreement as a share of its limit too."""
     names, findings, usable = file.header.sample_ids, [], []
     for index, receipt in enumerate(receipts):
-        if _is_top(receipt.top, vocabulary=len(head.weight)):
+        if _are_pairs(receipt.top, protocol.TOP_TOKENS, vocabulary=len(head.weight)):
             usable.append(index)
         else:
             detail = (
@@ -259,11 +260,41 @@ def _check_alignment(
     return findings + found, shares
 
 
-def _is_top(top: Any, *, vocabulary: int) -> bool:
-    """Return whether a receipt's top tokens can be compared."""
+def _check_rows(
+    again: Shard,
+    recaptures: Sequence[SampleReceipt],
+    shares: dict[str, float],
+    *,
+    head: Head,
+    rounding: Rounding,
+) -> list[Finding]:
+    """Check every final state of the prefix recaptures; raise each sample's disagreement."""
+    findings, count = [], protocol.ROW_TOKENS + 1
+    for number, receipt in enumerate(recaptures):
+        name, (first, end) = again.header.sample_ids[number], again.rows(number)
+        nexts, following = receipt.next_tokens or [], again.input_ids[first + 1 : end].tolist()
+        whole = len(nexts) == end - first and all(
+            _are_pairs(pairs, count, vocabulary=len(head.weight)) for pairs in nexts
+        )
+        if not whole or [pairs[-1][0] for pairs in nexts[:-1]] != following:
+            detail = (
+                f"expected the next tokens of {end - first} rows of its prefix recapture, and"
+                f" those that follow, the receipt has others, of {len(nexts)} rows"
+            )
+            findings.append(Finding(check="alignment", sample_id=name, detail=detail))
+            continue
+        states = again.state_rows("final_hidden_state", first, end)
+        found, share = check_rows(name, states, nexts, head=head, rounding=rounding)
+        findings += found
+        shares[name] = max(share, shares.get(name, 0.0))
+    return findings
+
+
+def _are_pairs(pairs: Any, count: int, *, vocabulary: int) -> bool:
+    """Return whether a receipt's next tokens can be compared."""
     try:
-        return len(top) == protocol.TOP_TOKENS and all(
-            0 <= int(token) < vocabulary and math.isfinite(value) for token, value in top
+        return len(pairs) == count and all(
+            0 <= int(token) < vocabulary and math.isfinite(value) for token, value in pairs
         )
     except (TypeError, ValueError):
         return False
