@@ -205,7 +205,9 @@ def states_of(
 
 def _most_likely(logprobs: torch.Tensor, count: int) -> list[list[float]]:
     best = logprobs.topk(count)
-    return [[int(token), float(value)] for token, value in zip(best.indices, best.values, strict=True)]
+    return [
+        [int(token), float(value)] for token, value in zip(best.indices, best.values, strict=True)
+    ]
 
 
 def _next_tokens(logprobs: torch.Tensor, following: np.ndarray) -> list[list[list[float]]]:

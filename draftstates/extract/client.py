@@ -343,7 +343,9 @@ def _top_tokens(meta: dict) -> list[list[float]]:
     try:
         return _pairs(found[0], protocol.TOP_TOKENS)
     except (TypeError, ValueError, LookupError) as error:
-        raise _unexpected(f"{protocol.TOP_TOKENS} tokens in `output_top_logprobs`", found) from error
+        raise _unexpected(
+            f"{protocol.TOP_TOKENS} tokens in `output_top_logprobs`", found
+        ) from error
 
 
 def _tokens_of_rows(meta: dict, input_ids: np.ndarray) -> list[list[list[float]]]:

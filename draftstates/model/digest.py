@@ -7,7 +7,7 @@ second time; it does not enter the key.
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,8 +15,9 @@ from typing import Any
 from draftstates.config import Configuration
 from draftstates.errors import UserError
 from draftstates.files import files_digest
-from draftstates.model.folder import ModelFolder, read_model_json, unreadable_weights
+from draftstates.model.folder import ModelFolder, read_model_json
 from draftstates.model.layers import chosen_layers
+from draftstates.model.weight_files import weight_digests
 from draftstates.spec import CaptureSpec
 
 # Files beside the weights that decide what an engine computes, as patterns of `Path.glob`. Neither
@@ -40,22 +41,17 @@ _NOT_CONTENT = (
     "_model_name_or_path",
     "transformers_version",
 )
-# Blocks sampled of each weight file: they take milliseconds, a large model whole takes minutes.
-_BLOCKS, _BLOCK_BYTES = 64, 4096
-# More than a file of most models has; mixtures of experts have more.
-_TENSORS = 320
 
 
 def model_digest(model: ModelFolder) -> str:
     """Return a hash that identifies a model by content.
 
     It covers `config.json`, `generation_config.json`, files that describe a quantisation, the index
-    of the weights and Python code. Of each weight file it covers the tensor headers, the size, 64
-    blocks of 4 KiB spread over the file and one block of each tensor (of 320 tensors, spread over
-    the file, if it has more). It may miss a change of a few numbers of a tensor, except in a hub
-    cache: the files of a cache are links to blobs whose names are hashes of their whole content,
-    and the hash covers these names. Paths, dates and the program that wrote the config do not
-    enter.
+    of the weights and Python code. Of each weight file it covers the tensor headers, the size, and
+    blocks of 4 KiB: three of each matrix and 64 spread over the file (see `weight_files`). It may
+    miss a change of a few numbers of a matrix, except in a hub cache: the files of a cache are
+    links to blobs whose names are hashes of their whole content, and the hash covers these names.
+    Paths, dates and the program that wrote the config do not enter.
 
     Raises:
         UserError: the folder holds no model or no safetensors weights.
@@ -64,14 +60,13 @@ def model_digest(model: ModelFolder) -> str:
     described = _described_files(model)
     names = [_blob(file) for file in weights]
     cached = all(names)
-    total = hashlib.sha256(b"draftstates.model.v3\0")
+    total = hashlib.sha256(b"draftstates.model.v4\0")
     for file in described:
         content = _canonical(file) if file.suffix == ".json" else file.read_bytes()
         total.update(f"\0{file.relative_to(model.path)}\0{len(content)}\0".encode() + content)
-    for file, blob in zip(weights, names, strict=True):
-        total.update(f"\0{file.name}\0{file.stat().st_size}\0{blob if cached else ''}\0".encode())
-        for block in _sampled_blocks(file):
-            total.update(block)
+    for file, blob, sampled in zip(weights, names, weight_digests(weights), strict=True):
+        size, whole = file.stat().st_size, blob if cached else ""
+        total.update(f"\0{file.name}\0{size}\0{whole}\0{sampled}\0".encode())
     return f"{'hub' if cached else 'content'}-{total.hexdigest()[:40]}"
 
 
@@ -184,48 +179,3 @@ def _canonical(file: Path) -> bytes:
         return {key: value for key, value in found.items() if key not in _NOT_CONTENT}
 
     return json.dumps(read_model_json(file, object_hook=content), sort_keys=True).encode()
-
-
-def _sampled_blocks(file: Path) -> Iterator[bytes]:
-    """Yield the header and the sampled blocks of one weight file.
-
-    The header's hash draws each block's place.
-
-    Raises:
-        UserError: its header is not that of a safetensors file.
-    """
-    size = file.stat().st_size
-    with open(file, "rb") as handle:
-        prefix = handle.read(8)
-        header = handle.read(min(int.from_bytes(prefix, "little"), size))
-        yield prefix + header
-        start = 8 + len(header)
-        stride = (size - start) / _BLOCKS
-        spans = [
-            (stride * index, stride * (index + 1)) for index in range(_BLOCKS)
-        ] + _tensor_spans(file, header)
-        draws = hashlib.shake_128(header).digest(4 * len(spans))
-        for index, (begin, end) in enumerate(spans):
-            draw = int.from_bytes(draws[4 * index : 4 * index + 4], "little") / 2**32
-            handle.seek(start + int(begin + draw * max(0, end - begin - _BLOCK_BYTES)))
-            yield handle.read(_BLOCK_BYTES)
-
-
-def _tensor_spans(file: Path, header: bytes) -> list[tuple[int, int]]:
-    """Return first and last byte of each tensor, counted after the header.
-
-    A file with more than `_TENSORS` tensors gives `_TENSORS` of them at equal steps.
-    """
-    try:
-        spans = sorted(
-            tuple(entry["data_offsets"])
-            for name, entry in json.loads(header).items()
-            if name != "__metadata__"
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise unreadable_weights(file, error) from error
-    return (
-        spans
-        if len(spans) <= _TENSORS
-        else [spans[len(spans) * index // _TENSORS] for index in range(_TENSORS)]
-    )

@@ -66,6 +66,7 @@ _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_eps", "norm_epsilon", "laye
 
 # What no tap can read, by the key of `config.json` that tells it, or by the model's type or class.
 REFUSED_KEYS = {
+    "hc_count": "its residual stream is several streams that its layers mix (hyper-connections)",
     "hc_mult": "its residual stream is several streams that its layers mix (hyper-connections)",
     "altup_num_inputs": "its residual stream is several streams, one of them current (AltUp)",
     "mhc": "its residual stream is several streams that its layers mix (hyper-connections)",
@@ -84,14 +85,39 @@ REFUSED_TYPES = {
     "sdar_moe": "it is a diffusion model: it predicts no next token",
     "diffusion_gemma": "it is a diffusion model: it predicts no next token",
 }
-_NO_HEAD = re.compile(
-    r".*(ForSequenceClassification|ForRewardModel|ForMaskedLM|ForTokenClassification|Embedding\w*)"
+# What these families' own code takes where `config.json` does not say it.
+_UNSAID = {
+    "deepseek_v4": {"hc_mult": 4},
+    "gemma3n_text": {"altup_num_inputs": 4},
+    "hy_v4": {"hc_mult": 4},
+    "nanbeige": {"num_loops": 2},
+    "qwen4_exp_text": {"hc_count": 4},
+}
+# The same by a part of the model's type or class. Few generative classes are named Model.
+_REFUSED_NAMES = (
+    (
+        r".*Embedding\w*|\w*For\w*(Classification|Reward)\w*|\w*For(MaskedLM|RewardModel)"
+        r"|\w*(?<!LMHead)(?<!Chat)(?<!ChatGLM)Model",
+        "it has no head that predicts a next token",
+    ),
+    (
+        r"\w*(Diffusion|_diffusion|diffusion_|LLaDA|SDAR|Dream)\w*",
+        "it is a diffusion model: it predicts no next token",
+    ),
+    (
+        r"\w*(NextN|MTP|Eagle3?|DFlash\d?|DSpark|Draft|Assistant)(Model|ForCausalLM)?",
+        "it is a drafter, which reads another model's states",
+    ),
 )
 # SGLang 0.5.23's own capture of these is not r_k: it hands over the layer's output without the
 # residual, or the state after another layer. Taps and parity judge them.
 OTHER_OWN_CAPTURE = frozenset(("gemma3", "gemma3_text"))
 # The family's r_0 is not a multiple of the embedding's row.
-_OTHER_EMBEDDINGS = frozenset(("gpt2", "gpt_bigcode", "opt", "bloom", "zaya"))
+_OTHER_EMBEDDINGS = frozenset(
+    "gpt2 gpt_bigcode opt bloom zaya muse_spark_text muse_glimmer inkling_model".split()
+)
+# Granite and Falcon-H1; MiniCPM; Phi-3-small; TeleFLM.
+_EMBEDDING_SCALES = ("embedding_multiplier", "scale_emb", "mup_embedding_multiplier", "input_mult")
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -124,20 +150,27 @@ def check_capturable(config: Mapping[str, Any], *, origin: Path) -> None:
         UserError: says what cannot be captured and why.
     """
     text = text_config(config)
-    architecture = str((config.get("architectures") or [""])[0])
-    types = {config.get("model_type"), text.get("model_type"), architecture}
+    classes = [str(name) for name in config.get("architectures") or []]
+    types = [str(part.get("model_type")) for part in (config, text)] + classes
+    values = {**_UNSAID.get(str(text.get("model_type")), {}), **text}
     reasons = [reason for kind, reason in REFUSED_TYPES.items() if kind in types]
     reasons += [
         reason
+        for names, reason in _REFUSED_NAMES
+        if any(re.fullmatch(names, name) for name in types)
+    ]
+    reasons += [
+        reason
         for key, reason in REFUSED_KEYS.items()
-        if text.get(key) is True or (text.get(key) or 1) != 1
+        if values.get(key) is True or (values.get(key) or 1) != 1
     ]
     if config.get("is_encoder_decoder") or text.get("is_encoder_decoder"):
         reasons.append("it has an encoder and a decoder, and one drafter reads one residual stream")
-    if _NO_HEAD.fullmatch(architecture):
-        reasons.append("it has no head that predicts a next token")
+    # EmbeddingGemma has the class and the type of Gemma 3.
+    if text.get("use_bidirectional_attention") is True or text.get("is_causal") is False:
+        reasons.append("its attention sees later tokens, so that it predicts no next token")
     if reasons:
-        kind = text.get("model_type") or architecture
+        kind = text.get("model_type") or next(iter(classes), None)
         raise UserError(
             f"{origin}: {kind} cannot be captured: {reasons[0]}; take another target model"
         )
@@ -216,11 +249,14 @@ def logits(text: Mapping[str, Any]) -> LogitForm:
     """Return what the model makes of the head's product.
 
     Cohere multiplies by logit_scale, Falcon-H1 by lm_head_multiplier, Muse by output_multiplier.
-    Granite divides by logits_scaling. Gemma caps at final_logit_softcapping.
+    Granite divides by logits_scaling, TeleFLM by mup_scale_factor. Gemma caps at
+    final_logit_softcapping, Muse at output_soft_cap_temp.
     """
     factors = ("logit_scale", "lm_head_multiplier", "output_multiplier")
     scale = math.prod(float(text.get(key) or 1.0) for key in factors)
-    cap = text.get("final_logit_softcapping")
+    if text.get("use_mup"):
+        scale *= float(text["output_mult"]) / float(text["mup_scale_factor"])
+    cap = text.get("final_logit_softcapping") or text.get("output_soft_cap_temp")
     return LogitForm(
         scale=scale / float(text.get("logits_scaling") or 1.0),
         cap=float(cap) if cap and cap > 0 else None,
@@ -228,9 +264,13 @@ def logits(text: Mapping[str, Any]) -> LogitForm:
 
 
 def final_scale(text: Mapping[str, Any]) -> float:
-    """Return the factor between the final norm's output and what the head reads (MiniCPM's muP)."""
+    """Return the factor between the final norm's output and what the head reads.
+
+    It is MiniCPM's muP, or Inkling's.
+    """
     base = text.get("dim_model_base")
-    return float(base) / float(text["hidden_size"]) if base else 1.0
+    scale = float(base) / float(text["hidden_size"]) if base else 1.0
+    return scale / float(text.get("logits_mup_width_multiplier") or 1.0)
 
 
 def embedding_scale(text: Mapping[str, Any]) -> float | None:
@@ -238,6 +278,7 @@ def embedding_scale(text: Mapping[str, Any]) -> float | None:
     kind = str(text.get("model_type"))
     if kind in _OTHER_EMBEDDINGS:
         return None
-    if kind.startswith("gemma"):
+    if kind.startswith("gemma") or text.get("mup_enabled"):
         return math.sqrt(text["hidden_size"])
-    return float(text.get("embedding_multiplier") or text.get("scale_emb") or 1.0)
+    named = (text.get(key) for key in _EMBEDDING_SCALES)
+    return next((float(scale) for scale in named if scale and scale > 0), 1.0)

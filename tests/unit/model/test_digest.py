@@ -14,6 +14,7 @@ from model_folders import CONFIG, HIDDEN, make, tensors
 from safetensors.torch import save_file
 
 from draftstates.errors import UserError
+from draftstates.model import weight_files
 from draftstates.model.digest import (
     capture_spec,
     check_content,
@@ -140,6 +141,56 @@ def test_a_change_of_any_one_tensor_is_seen(tmp_path: Path) -> None:
         end = len(whole) - number * 4 * 4096
         file.write_bytes(whole[: end - 4 * 4096] + b"\x01" * 4 * 4096 + whole[end:])
         assert model_digest(model) != before
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_change_of_any_one_expert_is_seen(tmp_path: Path, stacked: bool) -> None:
+    """As many matrices as a file of a large mixture of experts has, or all of them in one tensor."""
+    experts = torch.ones(2048, 4, 600)
+    weights = {f"experts.{number}.weight": each for number, each in enumerate(experts.clone())}
+    model = make(tmp_path / "a", weights={"experts": experts} if stacked else weights)
+    file = model.path / "model.safetensors"
+    whole, before = file.read_bytes(), model_digest(model)
+    start, width = len(whole) - experts.nbytes, experts[0].nbytes
+    for number in range(0, 2048, 97):
+        first = start + number * width
+        with open(file, "r+b") as opened:
+            for content, same in ((bytes(width), False), (whole[first : first + width], True)):
+                opened.seek(first)
+                opened.write(content)
+                opened.flush()
+                assert (model_digest(model) == before) is same
+
+
+def test_a_large_models_digests_are_kept_for_as_long_as_its_files_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, cache = make(tmp_path / "a"), tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    before = model_digest(model)
+    assert not cache.exists()
+    monkeypatch.setattr(weight_files, "_KEPT_BYTES", 0)
+    assert model_digest(model) == before
+    file = model.path / "model.safetensors"
+    assert not cache.exists(), "kept of a file that was changed just now"
+    monkeypatch.setattr(weight_files, "_SETTLED_SECONDS", -1.0)
+    assert model_digest(model) == before
+    kept = next(cache.rglob("*.json"))
+    assert len(json.loads(kept.read_text())["digests"]) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(weight_files, "_sampled", None)
+        assert model_digest(model) == before, "the blocks were read again"
+    # The same size and date, written in place.
+    date = file.stat().st_mtime_ns
+    content = file.read_bytes()
+    with open(file, "r+b") as opened:
+        opened.seek(len(content) - 64)
+        opened.write(bytes(64))
+    os.utime(file, ns=(date, date))
+    assert model_digest(model) != before
+    for content in ("[]", '{"digests": {"x": 1}}', "", '{"digests": []}'):
+        kept.write_text(content)
+        model_digest(model)
 
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -97,6 +97,8 @@ def test_a_norm_that_is_not_known_is_refused() -> None:
         ({"logits_scaling": 8.0}, LogitForm(scale=0.125)),
         ({"lm_head_multiplier": 0.5}, LogitForm(scale=0.5)),
         ({"final_logit_softcapping": 30.0}, LogitForm(cap=30.0)),
+        ({"output_soft_cap_temp": 20.0, "output_multiplier": 0.5}, LogitForm(scale=0.5, cap=20.0)),
+        ({"use_mup": True, "output_mult": 2.0, "mup_scale_factor": 8.0}, LogitForm(scale=0.25)),
         ({"final_logit_softcapping": None, "logit_scale": None}, LogitForm()),
     ],
 )
@@ -123,7 +125,13 @@ def test_a_logits_product_and_slope_are_those_of_its_form() -> None:
         ({"model_type": "gemma2", "hidden_size": 64}, 8.0),
         ({"model_type": "granite", "embedding_multiplier": 12.0}, 12.0),
         ({"model_type": "minicpm", "scale_emb": 12}, 12.0),
+        ({"model_type": "afmoe", "mup_enabled": True, "hidden_size": 64}, 8.0),
+        ({"model_type": "afmoe", "mup_enabled": False, "hidden_size": 64}, 1.0),
+        ({"model_type": "phi3small", "mup_embedding_multiplier": 10.0}, 10.0),
+        ({"model_type": "phi3small", "mup_embedding_multiplier": -1.0}, 1.0),
+        ({"model_type": "llama", "use_mup": True, "input_mult": 3.0}, 3.0),
         ({"model_type": "gpt2"}, None),
+        ({"model_type": "muse_spark_text"}, None),
     ],
 )
 def test_the_embeddings_scale_is_the_familys(text: dict, scale: float | None) -> None:
@@ -133,6 +141,7 @@ def test_the_embeddings_scale_is_the_familys(text: dict, scale: float | None) ->
 def test_a_mup_scale_before_the_head_is_read() -> None:
     assert family.final_scale({"hidden_size": 2304, "dim_model_base": 256}) == 256 / 2304
     assert family.final_scale({"hidden_size": 2304}) == 1.0
+    assert family.final_scale({"logits_mup_width_multiplier": 4.0}) == 0.25
 
 
 @pytest.mark.parametrize(
@@ -149,6 +158,19 @@ def test_a_mup_scale_before_the_head_is_read() -> None:
         ({"model_type": "olmo3"}, "reads no rope_theta"),
         ({"model_type": "t5", "is_encoder_decoder": True}, "an encoder and a decoder"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "no head"),
+        ({"architectures": ["LlamaForCausalLM", "Qwen2ForRewardModel"]}, "no head"),
+        ({"model_type": "qwen3", "architectures": ["Qwen3Model"]}, "no head"),
+        ({"model_type": "gemma3_text", "architectures": ["EmbeddingGemmaModel"]}, "no head"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "sees later tokens"),
+        ({"model_type": "qwen2", "is_causal": False}, "sees later tokens"),
+        ({"architectures": ["DiffusionGemmaForBlockDiffusion"]}, "diffusion"),
+        ({"model_type": "x", "text_config": {"model_type": "diffusion_gemma_text"}}, "diffusion"),
+        ({"model_type": "llada", "architectures": ["LLaDAModelLM"]}, "diffusion"),
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, "a drafter"),
+        ({"architectures": ["DeepseekV3ForCausalLMNextN"]}, "a drafter"),
+        ({"architectures": ["DFlashDraftModel"]}, "no head|a drafter"),
+        ({"model_type": "nanbeige"}, "run several times"),
+        ({"model_type": "qwen4_exp", "text_config": {"hc_count": 4}}, "hyper-connections"),
     ],
 )
 def test_what_no_tap_can_read_is_refused_from_the_configuration(config: dict, reason: str) -> None:
@@ -156,7 +178,16 @@ def test_what_no_tap_can_read_is_refused_from_the_configuration(config: dict, re
         family.check_capturable(config, origin=ORIGIN)
 
 
-def test_an_ordinary_model_is_not_refused() -> None:
-    family.check_capturable(
-        {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hc_mult": 1}, origin=ORIGIN
-    )
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hc_mult": 1},
+        {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]},
+        {"model_type": "internvl_chat", "architectures": ["InternVLChatModel"]},
+        {"model_type": "chatglm", "architectures": ["ChatGLMModel"]},
+        {"model_type": "gemma4", "text_config": {"use_bidirectional_attention": "vision"}},
+        {"model_type": "nanbeige", "num_loops": 1},
+    ],
+)
+def test_an_ordinary_model_is_not_refused(config: dict) -> None:
+    family.check_capturable(config, origin=ORIGIN)
