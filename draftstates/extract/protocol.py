@@ -19,8 +19,8 @@ VERSION = "ds1"
 ANSWER_KEY = "draftstates"
 # Number of most likely next tokens that each request asks for, for the alignment check.
 TOP_TOKENS = 5
-# Number of most likely next tokens of each row of a prefix recapture, beside the token that follows:
-# of two logits at least, the difference is known.
+# The same of each row of a prefix recapture, beside the token that follows: of two logits at least,
+# the difference is known.
 ROW_TOKENS = 2
 GROWING_RECEIPTS_SUFFIX = ".receipts.jsonl"
 # The states of a self-test request are held against second readings.

@@ -114,7 +114,16 @@ _REFUSED_NAMES = (
 OTHER_OWN_CAPTURE = frozenset(("gemma3", "gemma3_text"))
 # The family's r_0 is not a multiple of the embedding's row.
 _OTHER_EMBEDDINGS = frozenset(
-    "gpt2 gpt_bigcode opt bloom zaya muse_spark_text muse_glimmer inkling_model".split()
+    (
+        "bloom",
+        "gpt2",
+        "gpt_bigcode",
+        "inkling_model",
+        "muse_glimmer",
+        "muse_spark_text",
+        "opt",
+        "zaya",
+    )
 )
 # Granite and Falcon-H1; MiniCPM; Phi-3-small; TeleFLM.
 _EMBEDDING_SCALES = ("embedding_multiplier", "scale_emb", "mup_embedding_multiplier", "input_mult")

@@ -60,7 +60,7 @@ class _Kept:
         name = hashlib.sha256(os.fsencode(files[0].parent.resolve())).hexdigest()[:32]
         self._path = base / "draftstates" / "weights" / f"{name}.json"
         try:
-            self._digests = json.loads(self._path.read_text())["digests"]
+            self._digests = dict(json.loads(self._path.read_text())["digests"])
         except (OSError, ValueError, TypeError, LookupError):
             self._digests = {}
 

@@ -145,7 +145,7 @@ def test_a_change_of_any_one_tensor_is_seen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stacked", [False, True])
 def test_a_change_of_any_one_expert_is_seen(tmp_path: Path, stacked: bool) -> None:
-    """As many matrices as a file of a large mixture of experts has, or all of them in one tensor."""
+    """As many as a file of a large mixture of experts has, or all of them in one tensor."""
     experts = torch.ones(2048, 4, 600)
     weights = {f"experts.{number}.weight": each for number, each in enumerate(experts.clone())}
     model = make(tmp_path / "a", weights={"experts": experts} if stacked else weights)
