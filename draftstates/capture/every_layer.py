@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
+from draftstates.capture.files import place_of
 from draftstates.extract.protocol import SELF_TEST, Destination, kept_positions
 
 _NAME = ".rows-{first_row}-{start}.safetensors"
@@ -51,8 +52,8 @@ def keep_rows(
     ):
         # A request that was refused may name any file.
         if destination and destination.kind == SELF_TEST and "error" not in answer:
-            file = root / destination.file
             try:
+                file = place_of(destination.file, root=root)
                 positions = [row - at + start for row in read]
                 inside = [at <= row < at + length for row in read]
                 _write(file, destination, states, positions, inside)
@@ -88,7 +89,10 @@ def _write(
     name = _NAME.format(first_row=destination.first_row, start=positions[rows[0]])
     final = file.with_name(file.name + name)
     partial = final.with_name(f".{final.name}.{os.getpid()}")
-    save_file(tensors, partial)
+    partial.unlink(missing_ok=True)
+    # never through a link that another program has left there
+    with open(partial, "xb") as opened:
+        opened.write(save(tensors))
     os.replace(partial, final)
 
 

@@ -6,6 +6,7 @@ The server syncs a file when every row is written.
 import ctypes
 import errno
 import os
+import stat
 import threading
 import traceback
 import weakref
@@ -31,6 +32,58 @@ def is_self_tests(file: str) -> bool:
     return Path(os.path.normpath(file)).parts[:1] == (Results(Path()).selftests.name,)
 
 
+def place_of(file: str, *, root: Path) -> Path:
+    """Return where a request's file lies, in a folder below the root that links do not lead out of.
+
+    Raises:
+        UserError: the folder lies elsewhere, or is no building folder.
+    """
+    named = root / file
+    folder = named.parent.resolve()
+    if named.name in ("", ".."):
+        raise UserError(f"{file} names no file")
+    if not folder.is_relative_to(root):
+        raise UserError(f"{file} lies outside {root}, the folder that this server was started with")
+    if BUILDING not in folder.relative_to(root).parts:
+        raise UserError(
+            f"{file} is not below a folder {BUILDING}: a server writes shards under construction"
+            " alone, never one that is published"
+        )
+    return folder / named.name
+
+
+def is_trusted(path: Path, *, root: Path) -> bool:
+    """Return whether a note below the root was left by this user, or by the root's owner."""
+    try:
+        found = path.lstat()
+        owners = {os.getuid(), root.stat().st_uid}
+        inside = path.parent.resolve() == root.resolve() / path.parent.relative_to(root)
+    except OSError:
+        return False
+    return inside and stat.S_ISREG(found.st_mode) and found.st_uid in owners
+
+
+def _open_own(path: Path, flags: int) -> int:
+    """Open a file that is no link and has no other name.
+
+    Raises:
+        UserError: it is one, or has one.
+        OSError: it cannot be opened.
+    """
+    try:
+        # a pipe would wait for its other end
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UserError(f"{path} is a link: expected a file of its own") from error
+        raise
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        os.close(descriptor)
+        raise UserError(f"{path} has another name too, or is no file: expected a file of its own")
+    return descriptor
+
+
 class DestinationFile:
     """One shard under construction, filled by this process and perhaps by others.
 
@@ -43,15 +96,19 @@ class DestinationFile:
     """
 
     def __init__(self, path: Path, settings: CaptureSettings) -> None:
-        header = layout.read_header(path)
-        _compare(path, header, settings)
+        self._fd = _open_own(path, os.O_WRONLY)
+        try:
+            header = layout.read_header(path)
+            _compare(path, header, settings)
+            self._receipts = _open_own(
+                protocol.growing_receipts(path), os.O_RDWR | os.O_CREAT | os.O_APPEND
+            )
+        except BaseException:
+            os.close(self._fd)
+            raise
         self.states = header.states()
         self.rows = header.rows
         self._path = path
-        self._fd = os.open(path, os.O_WRONLY)
-        self._receipts = os.open(
-            protocol.growing_receipts(path), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644
-        )
         self._reader = protocol.ReceiptReader(self._receipts)
         # Number of rows by first row, from each sample's newest receipt.
         self._written: dict[int, int] = {}
@@ -136,25 +193,13 @@ class Destinations:
         """Return the open destination of a request.
 
         Raises:
-            UserError: the file lies outside the root or the building folders, is missing, or is
-                laid out for another capture.
+            UserError: the file lies outside the root or the building folders, is missing, is a link
+                or has another name, or is laid out for another capture.
         """
         if file not in self._open:
-            path = (self._settings.root / file).resolve()
-            if not path.is_relative_to(self._settings.root):
-                raise UserError(
-                    f"{file} lies outside {self._settings.root}, the folder that this server was"
-                    " started with"
-                )
-            if BUILDING not in path.relative_to(self._settings.root).parts[:-1]:
-                raise UserError(
-                    f"{file} is not below a folder {BUILDING}: a server writes shards under"
-                    " construction alone, never one that is published"
-                )
-            if not path.exists():
+            path = place_of(file, root=self._settings.root)
+            if not os.path.lexists(path):
                 raise UserError(f"the server sees no {path}; its root is {self._settings.root}")
-            if path.stat().st_nlink > 1:
-                raise UserError(f"{file} has another name too: expected a file of its own")
             # A deleted file takes room on the disk for as long as it is open.
             self._open = {name: each for name, each in self._open.items() if each.is_in_place()}
             self._open[file] = DestinationFile(path, self._settings)

@@ -22,6 +22,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from draftstates.capture import numbers, plugin
+from draftstates.capture.files import is_trusted
 from draftstates.capture.settings import CaptureSettings
 from draftstates.files import publish_json
 from draftstates.model import unused
@@ -253,7 +254,7 @@ class LoadAudit:
         if getattr(runner, "is_draft_worker", False) or arguments.load_format == "dummy":
             return original(runner, *args, **kwargs)
         path = self._settings.root / ".audits" / f"{self._key(arguments)}.json"
-        if all(_from_all_ranks(_has_passed(path))):
+        if all(_from_all_ranks(_has_passed(path, root=self._settings.root))):
             return original(runner, *args, **kwargs)
         started, self._active, self._found = time.monotonic(), True, None
         try:
@@ -318,9 +319,11 @@ def _version(package: str) -> str:
     return importlib.import_module(package).__version__
 
 
-def _has_passed(path: Path) -> bool:
+def _has_passed(path: Path, *, root: Path) -> bool:
     """Return whether a file is the result of an audit that passed, under its own name."""
     try:
+        if not is_trusted(path, root=root):
+            return False
         result = json.loads(path.read_text())
         return result["key"] == path.stem and 0 < result["read"] <= result["tensors"]
     except (OSError, ValueError, TypeError, KeyError):

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from draftstates.capture import numbers
+from draftstates.capture.files import is_trusted
 from draftstates.paths import Results
 
 UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
@@ -84,7 +85,7 @@ class Weights:
         """
         if self._update is None:
             return None
-        passed = Results(self._root).passed(str(self.mark)).exists()
+        passed = is_trusted(Results(self._root).passed(str(self.mark)), root=self._root)
         if not self_test and not passed:
             return (
                 f"the weights were changed by {self._update} since the self-test: nothing is"

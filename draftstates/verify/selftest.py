@@ -137,7 +137,8 @@ def attest(
         # The server's weights were updated: it refuses requests until it sees this file.
         passed = Results(endpoint.root).passed(mark)
         passed.parent.mkdir(exist_ok=True)
-        passed.touch()
+        passed.unlink(missing_ok=True)
+        passed.touch(exist_ok=False)
     return {
         "format": "draftstates.attestation",
         "format_version": 1,

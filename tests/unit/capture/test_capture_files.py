@@ -1,13 +1,15 @@
 """Which files the server opens, and which bytes of them it writes."""
 
+import dataclasses
 import os
 from pathlib import Path
 
 import pytest
 from capture_bench import Bench
 
-from draftstates.capture.files import is_self_tests
+from draftstates.capture.files import Destinations, is_self_tests, is_trusted
 from draftstates.errors import UserError
+from draftstates.extract import protocol
 
 
 @pytest.fixture
@@ -101,10 +103,66 @@ def test_a_link_and_a_second_name_of_a_published_shard_are_no_way_to_it(bench: B
     link, other = bench.path.with_name("link"), bench.path.with_name("other")
     link.symlink_to(published)
     other.hardlink_to(published)
-    with pytest.raises(UserError, match="writes shards under construction alone"):
+    with pytest.raises(UserError, match="link is a link: expected a file of its own"):
         bench.destinations.open(".building/link")
     with pytest.raises(UserError, match="expected a file of its own"):
         bench.destinations.open(".building/other")
+
+
+@pytest.mark.parametrize("kind", ["link", "second name", "pipe"])
+def test_receipts_are_written_to_a_file_of_their_own(bench: Bench, kind: str) -> None:
+    """A link beside the shard would have the server append to any file of this user."""
+    other, receipts = bench.root / "other", protocol.growing_receipts(bench.path)
+    other.write_bytes(b"mine")
+    if kind == "pipe":
+        os.mkfifo(receipts)
+    elif kind == "link":
+        receipts.symlink_to(other)
+    else:
+        receipts.hardlink_to(other)
+    with pytest.raises((UserError, OSError), match="file of its own|No such device"):
+        bench.destinations.open(bench.name)
+    assert other.read_bytes() == b"mine"
+
+
+def test_a_folder_that_leads_out_of_the_root_is_refused(bench: Bench, tmp_path: Path) -> None:
+    outside = tmp_path / "outside" / ".building"
+    outside.mkdir(parents=True)
+    (outside / "shard.safetensors").write_bytes(bench.path.read_bytes())
+    inner = bench.root / "root"
+    (inner / ".building").mkdir(parents=True)
+    (inner / ".building" / "way").symlink_to(outside)
+    settings = dataclasses.replace(bench.destinations._settings, root=inner)
+    with pytest.raises(UserError, match="lies outside"):
+        Destinations(settings).open(".building/way/shard.safetensors")
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "linked folder", "owner"])
+def test_a_foreign_note_is_not_trusted(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, other = tmp_path / ".selftest", tmp_path / "other"
+    other.mkdir()
+    (other / "passed-x").touch()
+    note = folder / "passed-x"
+    if kind == "linked folder":
+        folder.symlink_to(other)
+    else:
+        folder.mkdir()
+    if kind == "link":
+        note.symlink_to(other / "passed-x")
+    elif kind == "folder":
+        note.mkdir()
+    elif kind == "owner":
+        note.touch()
+        assert is_trusted(note, root=tmp_path)
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+        assert is_trusted(note, root=tmp_path), "of the root's owner"
+        found = note.lstat()
+        monkeypatch.setattr(
+            Path, "lstat", lambda _: os.stat_result((*found[:4], 4711, *found[5:10]))
+        )
+    assert not is_trusted(note, root=tmp_path)
 
 
 def test_a_file_of_a_self_test_is_told_by_where_it_lies() -> None:

@@ -237,6 +237,6 @@ def test_a_file_counts_only_as_the_result_of_an_audit(
     tmp_path: Path, text: str, passed: bool
 ) -> None:
     path = tmp_path / "k.json"
-    assert not load_audit._has_passed(path)
+    assert not load_audit._has_passed(path, root=tmp_path)
     path.write_text(text)
-    assert load_audit._has_passed(path) is passed
+    assert load_audit._has_passed(path, root=tmp_path) is passed
