@@ -178,13 +178,15 @@ def states_of(
         _batched_otherwise(hidden[position][:rows], generator, spec)
         for position, rows in recaptures
     ]
+    again_last = [
+        _batched_otherwise(last[position][:rows], generator, spec) for position, rows in recaptures
+    ]
     again_final, again_logprobs = zip(
-        *(
-            _final_states(model, _batched_otherwise(last[position][:rows], generator, spec), spec)
-            for position, rows in recaptures
-        ),
-        strict=True,
+        *(_final_states(model, rows, spec) for rows in again_last), strict=True
     )
+    if spec.num_layers in spec.residual_layers:
+        for states, rows in zip(hidden + again_hidden, last + again_last, strict=True):
+            states[:, spec.residual_layers.index(spec.num_layers)] = rows.to(spec.torch_dtype)
     return Captured(
         spec,
         model,

@@ -198,6 +198,11 @@ class NormKind:
     eps: float
 
 
+def has_known_norm(text: Mapping[str, Any]) -> bool:
+    """Return whether the formula of a model's final norm is known."""
+    return str(text.get("model_type")) in _NORMS
+
+
 def final_norm(text: Mapping[str, Any], *, origin: Path) -> NormKind:
     """Return the formula of the final norm.
 

@@ -81,6 +81,13 @@ class FinalNorm:
             wide = wide + self.bias.float()
         return (wide * self.scale).to(rows.dtype)
 
+    def sensitivity(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return by how much a relative change of each row [n, H] may grow in the norm, [n]."""
+        if self.kind not in family.LAYER_KINDS:
+            return torch.ones(len(rows))
+        centred = rows - rows.mean(-1, keepdim=True)
+        return (rows.norm(dim=-1) / centred.norm(dim=-1)).clamp(min=1)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinalSource:

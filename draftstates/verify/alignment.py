@@ -3,6 +3,7 @@
 The head, applied to a sample's last state, must give the log probabilities that the server
 returned. Of every row of a prefix recapture the server returns those of three tokens: their
 differences are differences of logits, which need three rows of the head and not all of it.
+Where r_N is captured, the final state of every row must be its norm.
 
 The limit of disagreement is not chosen; it follows from the number and the size of the roundings:
 
@@ -29,7 +30,9 @@ from collections.abc import Sequence
 import torch
 
 from draftstates.model.family import LogitForm
+from draftstates.model.final_norm import FinalNorm
 from draftstates.model.head import Head
+from draftstates.shards.layout import Shard
 from draftstates.spec import CaptureSpec, torch_dtype
 from draftstates.verify.checks import Finding
 
@@ -44,6 +47,10 @@ _CAP_ROUNDINGS = 6
 _BATCH = 256
 # Rows of prefix recaptures that are compared at once.
 _ROWS = 512
+# Values that are normed at once: they stay in the processor's cache.
+_NORMED = 1 << 18
+# Of r_N, its normed value, the weight, the product, a factor, the stored row; and a few to spare.
+_FINAL_ROUNDINGS = 8
 # The stored r_N, the normed value, and its product with the weight.
 _NORM_ROUNDINGS = 3
 
@@ -181,6 +188,49 @@ def check_rows(
             return [Finding(check="alignment", sample_id=name, detail=detail)], math.inf
         largest = max(largest, shares.max().item())
     return [], largest
+
+
+def check_final(
+    shard: Shard, index: int, *, layer: int, norm: FinalNorm | None, rounding: Rounding
+) -> tuple[list[Finding], float]:
+    """Compare the final state of every row of a sample with r_N.
+
+    Args:
+        layer: position of r_N among the captured layers.
+        norm: the model's final norm; None where the final state is r_N itself.
+
+    Returns:
+        the first row at fault, and the largest distance as a share of its limit.
+    """
+    first, end = shard.rows(index)
+    step = max(1, _NORMED // shard.header.tensors["final_hidden_state"][1][1])
+    largest, limit = 0.0, _final_limit(rounding) if norm else 0.0
+    for start in range(first, end, step):
+        stop = min(start + step, end)
+        last = shard.state_rows("hidden_states", start, stop)[:, layer].float()
+        final = shard.state_rows("final_hidden_state", start, stop).float()
+        expected, limits = last, torch.zeros(len(last))
+        if norm:
+            expected, limits = norm(last), limit * norm.sensitivity(last)
+        distances = (final - expected).norm(dim=-1) / expected.norm(dim=-1)
+        # What is not finite is a fault of the values.
+        bad = torch.nonzero(distances > limits).flatten().tolist()
+        if bad:
+            row = bad[0]
+            detail = (
+                f"row {start - first + row}: the final state differs from"
+                f" {'the norm of ' if norm else ''}r_{shard.header.residual_layers[layer]} by"
+                f" {distances[row]:.3g} of a row's norm (limit {limits[row]:.3g})"
+            )
+            name = shard.header.sample_ids[index]
+            return [Finding(check="alignment", sample_id=name, detail=detail)], math.inf
+        if norm:
+            largest = max(largest, (distances / limits).nan_to_num().max().item())
+    return [], largest
+
+
+def _final_limit(rounding: Rounding) -> float:
+    return _FINAL_ROUNDINGS * max(unit_roundoff(rounding.compute), unit_roundoff(rounding.stored))
 
 
 def _leads(

@@ -16,6 +16,8 @@ from draftstates.containers import present_image
 from draftstates.errors import ShardRefused, UserError, capture_again
 from draftstates.extract import protocol
 from draftstates.files import differences, file_checksum
+from draftstates.model.family import has_known_norm
+from draftstates.model.final_norm import FinalNorm
 from draftstates.model.folder import ModelFolder
 from draftstates.model.head import Head, read_head
 from draftstates.plan.recaptures import choose_recaptures
@@ -31,7 +33,7 @@ from draftstates.records import (
 )
 from draftstates.shards.layout import Shard
 from draftstates.spec import CaptureSpec
-from draftstates.verify.alignment import Rounding, check_alignment, check_rows
+from draftstates.verify.alignment import Rounding, check_alignment, check_final, check_rows
 from draftstates.verify.checks import (
     Finding,
     Scan,
@@ -85,12 +87,16 @@ def verify_shard(
         scans = list(pool.map(lambda index: scan_sample(file, index), range(len(file))))
         recapture_scans = list(pool.map(lambda index: scan_sample(again, index), range(len(again))))
         sizes = list(pool.map(lambda index: sample_sizes(file, index), range(len(file))))
+        finals = _check_finals(file, again, spec=spec, model=ModelFolder(model), pool=pool)
     findings = _check_samples(file, received.samples, scans, prefix=False)
     findings += _check_samples(again, received.recaptures, recapture_scans, prefix=True)
     rounding = Rounding.of(spec)
     head = read_head(ModelFolder(model), final_norm=spec.final_norm)
     misaligned, shares = _check_alignment(file, received.samples, head=head, rounding=rounding)
     misaligned += _check_rows(again, received.recaptures, shares, head=head, rounding=rounding)
+    for found, name, share in finals:
+        misaligned += found
+        shares[name] = max(share, shares.get(name, 0.0))
     limits = Limits.of(rounding)
     moved, distances = _check_prefixes(file, again, received.recaptures, limits=limits)
     _refuse(findings + misaligned + moved, shard, receipts=received.samples)
@@ -258,6 +264,32 @@ def _check_alignment(
         rounding=rounding,
     )
     return findings + found, shares
+
+
+def _check_finals(
+    file: Shard, again: Shard, *, spec: CaptureSpec, model: ModelFolder, pool: ThreadPoolExecutor
+) -> list[tuple[list[Finding], str, float]]:
+    """Compare every final state with r_N, where that is captured and its norm is known.
+
+    Returns:
+        findings, sample id and disagreement of each sample and of each prefix recapture.
+    """
+    if spec.num_layers not in spec.residual_layers:
+        return []
+    layer, norm = spec.residual_layers.index(spec.num_layers), None
+    if spec.final_norm == "post_norm":
+        if not has_known_norm(model.text):
+            return []
+        norm = FinalNorm.from_model(model)
+    asked = [(shard, index) for shard in (file, again) for index in range(len(shard))]
+    rounding = Rounding.of(spec)
+    found = pool.map(
+        lambda each: check_final(*each, layer=layer, norm=norm, rounding=rounding), asked
+    )
+    return [
+        (findings, shard.header.sample_ids[index], share)
+        for (shard, index), (findings, share) in zip(asked, found, strict=True)
+    ]
 
 
 def _check_rows(

@@ -81,6 +81,38 @@ def test_a_whole_shard_passes(
     assert verified.figures.alignment_share_of_limit <= 1
 
 
+@pytest.mark.parametrize("final_norm", ["post_norm", "pre_norm"])
+@pytest.mark.parametrize(
+    ("compute", "stored"),
+    [("bfloat16", "bfloat16"), ("float32", "bfloat16"), ("float32", "float32")],
+)
+def test_every_final_state_is_the_norm_of_r_n(
+    model: Path, tmp_path: Path, final_norm: str, compute: str, stored: str
+) -> None:
+    """A row that no prefix recapture holds, and whose sample ends as it should."""
+    captured = capture(
+        model,
+        final_norm=final_norm,
+        compute_dtype=compute,
+        stored_dtype=stored,
+        residual_layers=[2, 8],
+    )
+    assert _verify(write(captured, tmp_path)).figures.alignment_share_of_limit <= 1
+    recaptured = {position for position, _ in captured.recaptures}
+    index = next(index for index in range(12) if index not in recaptured)
+    for states in (captured.final[index], captured.hidden[index][:, 1]):
+        kept = states[3].clone()
+        states[3] = states[2]
+        message = _refused(write(captured, tmp_path))
+        assert _checks(message) == {"alignment"}
+        what = "the norm of r_8" if final_norm == "post_norm" else "r_8"
+        assert (
+            f"sample {captured.names[index]}: alignment: row 3: the final state differs from {what}"
+            in message
+        )
+        states[3] = kept
+
+
 # Faults at capture: the receipts agree with what was written.
 
 
@@ -228,6 +260,53 @@ def test_a_norm_that_is_not_the_labelled_one_is_caught_by_alignment(
     assert _checks(message) == {"alignment"}
     # those of three prefix recaptures, too
     assert message.count(": alignment: ") == 15
+
+
+@pytest.mark.parametrize("compute", ["bfloat16", "float32"])
+@pytest.mark.parametrize("row", [0, 2, -1])
+def test_a_row_that_is_another_tokens_in_both_captures_is_caught_by_alignment(
+    model: Path, tmp_path: Path, row: int, compute: str
+) -> None:
+    """Its prefix recapture agrees with it, and the last state is right."""
+    captured = capture(model, compute_dtype=compute)
+    number, (position, rows) = next(
+        (number, (position, rows))
+        for number, (position, rows) in enumerate(captured.recaptures)
+        if 3 < rows < len(captured.tokens[position])
+    )
+    row %= rows
+    for states in (captured.final[position], captured.again_final[number]):
+        states[row] = captured.final[(position + 1) % 12][1]
+    message = _refused(write(captured, tmp_path))
+    assert _checks(message) == {"alignment"}
+    assert (
+        f"sample {captured.names[position]}: alignment: row {row} of its prefix recapture is not"
+        in message
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rows: rows.pop(),
+        lambda rows: rows.append(rows[-1]),
+        lambda rows: rows[1].pop(),
+        lambda rows: rows[1][2].__setitem__(0, rows[1][2][0] + 1),
+        lambda rows: rows[1][0].__setitem__(0, 10_000),
+        lambda rows: rows[1][0].__setitem__(1, float("nan")),
+        lambda rows: rows.__setitem__(1, None),
+        lambda rows: rows.clear(),
+    ],
+)
+def test_next_tokens_that_are_not_those_of_the_rows_are_caught_by_alignment(
+    model: Path, tmp_path: Path, change: object
+) -> None:
+    captured = capture(model)
+    files = write(captured, tmp_path)
+    files.change_receipts(lambda said: change(said["recaptures"][1]["next_tokens"]))
+    message = _refused(files)
+    assert _checks(message) == {"alignment"}
+    assert f"sample {captured.names[captured.recaptures[1][0]]}: alignment: " in message
 
 
 # Faults after capture: the file changed, the receipts did not.
