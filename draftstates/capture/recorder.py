@@ -11,6 +11,8 @@ K + 1 states written once on the model's stream, and read once by the side strea
 import importlib.metadata
 import json
 import sys
+from collections import OrderedDict
+from math import isnan, nan
 from pathlib import Path
 
 import torch
@@ -31,6 +33,7 @@ from draftstates.model import family
 from draftstates.model.folder import ModelFolder
 
 _IDS_BYTES = 4
+_MOST_JUDGED = 64
 # SGLang finds the plug-in by the installed package's entry point, so the package has metadata
 VERSION = importlib.metadata.version("draftstates")
 
@@ -43,6 +46,8 @@ class Recorder:
         self._admission = admission
         self._dtype = settings.spec.torch_dtype
         self._taps: taps.Taps | None = None
+        # Largest distances of the chunks before `start`, of each self-test request under way.
+        self._judged: OrderedDict[str, dict[str, float]] = OrderedDict()
         self._writers: Writers | None = None
 
     def after_load_model(
@@ -287,28 +292,40 @@ class Recorder:
         """Add second opinions to each self-test answer: largest row distances by what they judge.
 
         `r_k` is SGLang's own capture against the tap; `r_N` is the model's own norm of r_N against
-        the final state. Where SGLang has no capture of its own, `no_capture` says why.
+        the final state. Where SGLang has no capture of its own, `no_capture` says why. SGLang hands
+        on the answer of a prompt's last chunk alone, which has the distances of all its chunks.
         """
         spec = self._settings.spec
-        opinions: dict[str, float] = {}
-        # The middle of a long prompt keeps no rows.
-        if len(reading.kept):
-            normed = self._taps.normed(reading.every[spec.num_layers]) * self._final_scale
-            kept = final[reading.kept.to(final.device)]
-            opinions[f"r_{spec.num_layers}"] = row_distances(normed, kept).max().item()
+        normed = self._taps.normed(reading.state(spec.num_layers).to(final.dtype))
         reason = "its ranks see other requests" if self._own is None else self._own.reason
         own: dict[int, torch.Tensor] = {}
         if not reason:
             own = self._own.states(aux, width=spec.hidden_size)
             reason = "" if own else "it handed over another number of states"
         distances = {f"r_{k}": row_distances(rows, reading.state(k)) for k, rows in own.items()}
+        distances[f"r_{spec.num_layers}"] = row_distances(normed * self._final_scale, final)
         at = 0
-        for destination, length, answer in zip(
-            destinations, batch.extend_seq_lens_cpu, answers, strict=False
+        for destination, start, length, answer in zip(
+            destinations,
+            batch.extend_prefix_lens_cpu,
+            batch.extend_seq_lens_cpu,
+            answers,
+            strict=False,
         ):
             if destination and destination.kind == protocol.SELF_TEST:
-                answer["opinions"] = opinions | {
-                    name: found[at : at + length].max().item() for name, found in distances.items()
+                found = {
+                    name: each[at : at + length].max().item() for name, each in distances.items()
                 }
-                answer["no_capture"] = reason
+                earlier = self._judged.pop(destination.rid, {"start": 0})
+                if earlier.pop("start") != start:
+                    answer["error"] = f"no second reading of the rows before row {start}"
+                for name, distance in earlier.items():
+                    # A NaN is larger than any distance.
+                    both = (distance, found.get(name, distance))
+                    found[name] = nan if any(map(isnan, both)) else max(both)
+                answer["opinions"], answer["no_capture"] = found, reason
+                if start + length < destination.rows:
+                    self._judged[destination.rid] = {**found, "start": start + length}
+                    while len(self._judged) > _MOST_JUDGED:
+                        self._judged.popitem(last=False)
             at += length

@@ -53,7 +53,7 @@ class Reading:
     read: set[int] = dataclasses.field(default_factory=set)
     kept: torch.Tensor | None = None
     every: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
-    # r_N, [tokens, H] in the model's dtype, where only the final state needs it.
+    # r_N, [tokens, H] in the model's dtype, where only the final state or the self-test needs it.
     last: torch.Tensor | None = None
     error: str = ""
     # Pairs (hidden, residual) of a pass that has not reached the final norm yet.
@@ -236,7 +236,8 @@ class Taps:
             kept = hidden[some]
             reading.every[k] = kept if residual is None else kept + residual[some]
         if k not in self._layers:
-            if k in self._needed:
+            # The self-test holds r_N against the final state.
+            if k in self._needed or (self._everything and k == self.num_layers):
                 reading.last = hidden.clone() if residual is None else hidden + residual
             return
         if reading.rows is None:

@@ -128,6 +128,52 @@ def test_a_pass_of_the_model_becomes_rows_on_the_disk_and_second_opinions(tmp_pa
     assert torch.equal(shard.sample(0)["final_hidden_state"], final)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("spoilt", ["nothing", "own capture", "final state", "no number"])
+def test_every_chunk_of_a_prompt_is_judged_though_the_last_alone_is_answered(
+    tmp_path: Path, spoilt: str
+) -> None:
+    torch.manual_seed(0)
+    model = Model(Pair)
+    recorder, answers = _running(tmp_path, model), []
+    for start, length in ((0, 2), (2, 1), (3, 2)):
+        asked, ids = batch(), torch.arange(start, start + length)
+        asked.extend_prefix_lens_cpu, asked.extend_seq_lens_cpu = [start], [length]
+        final, aux = model(ids, None, asked)
+        if start == 0:
+            final = final + (spoilt == "final state")
+            aux = [rows + (spoilt == "own capture") for rows in aux]
+            aux = [rows * float("nan") if spoilt == "no number" else rows for rows in aux]
+        result = SimpleNamespace(customized_info=None)
+        recorder.after_logits(result, None, ids, final, None, asked, aux)
+        answers.append(json.loads(result.customized_info[protocol.ANSWER_KEY][0]))
+    found = answers[-1]["opinions"]
+    far = {name for name, distance in found.items() if not distance < 1e-6}
+    assert (
+        far
+        == {
+            "nothing": set(),
+            "own capture": {"r_2"},
+            "final state": {"r_4"},
+            "no number": {"r_2"},
+        }[spoilt]
+    )
+    assert sorted(found) == ["r_2", "r_4"]
+    assert not recorder._judged
+
+
+@torch.no_grad()
+def test_a_chunk_whose_earlier_rows_nobody_judged_is_answered_with_that(tmp_path: Path) -> None:
+    model = Model(Pair)
+    recorder, asked, ids = _running(tmp_path, model), batch(), torch.arange(3, 5)
+    asked.extend_prefix_lens_cpu, asked.extend_seq_lens_cpu = [3], [2]
+    final, aux = model(ids, None, asked)
+    result = SimpleNamespace(customized_info=None)
+    recorder.after_logits(result, None, ids, final, None, asked, aux)
+    (text,) = result.customized_info[protocol.ANSWER_KEY]
+    assert "no second reading of the rows before row 3" in json.loads(text)["error"]
+
+
 def _receipts(root: Path) -> list[protocol.Receipt]:
     reader = protocol.ReceiptReader(protocol.growing_receipts(root / FILE))
     deadline, found = time.monotonic() + 10, []
