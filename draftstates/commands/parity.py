@@ -9,7 +9,12 @@ from pathlib import Path
 from draftstates.errors import UserError
 from draftstates.model.folder import ModelFolder
 from draftstates.shards.layout import Shard
-from draftstates.verify.parity.check import compare_prompt, sample_prompt
+from draftstates.verify.parity.check import (
+    chooses,
+    compare_prompt,
+    layers_alone,
+    sample_prompt,
+)
 from draftstates.verify.parity.compare import COMPUTE_DTYPES, Limit, fault
 from draftstates.verify.parity.streamed import NoReference, StreamedModel
 
@@ -44,13 +49,14 @@ def main(arguments: argparse.Namespace) -> None:
         compute=arguments.compute_dtype,
         stored=shard.stored_dtype,
         quantization=model.quantization,
+        smooth=not chooses(model.text),
     )
     try:
         reference = StreamedModel(
             model, device=arguments.device, trust_remote_code=arguments.trust_remote_code
         )
         for index in range(min(arguments.samples, len(shard))):
-            _compare(shard, index, reference, limit)
+            _compare(shard, index, reference, limit, compute=arguments.compute_dtype)
     except NoReference as error:
         raise UserError(
             f"{arguments.model}: expected a model that transformers can load, found: {error}: add"
@@ -59,12 +65,15 @@ def main(arguments: argparse.Namespace) -> None:
         ) from error
 
 
-def _compare(shard: Shard, index: int, reference: StreamedModel, limit: Limit) -> None:
+def _compare(
+    shard: Shard, index: int, reference: StreamedModel, limit: Limit, *, compute: str
+) -> None:
     prompt = sample_prompt(shard, index, num_layers=reference.num_layers)
-    states = reference.states(prompt.input_ids)
+    alone = layers_alone(prompt, limit, reference=reference, compute=compute)
+    states = reference.states(prompt.input_ids, alone=alone)
     if states.reason:
         raise NoReference(states.reason)
-    found = compare_prompt(prompt, states, limit=limit)
+    found = compare_prompt(prompt, states, limit=limit, alone=alone)
     for layer in found:
         beside = ", ".join(f"{name} {distance:.2g}" for name, distance in layer.neighbours.items())
         print(

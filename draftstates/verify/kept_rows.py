@@ -8,8 +8,9 @@ them, and a shard's receipts name the rows that its server agreed with.
 import dataclasses
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,8 +26,8 @@ from draftstates.shards import layout
 from draftstates.shards.layout import Shard
 from draftstates.shards.selftest_rows import Prompt, SelftestRows
 from draftstates.spec import CaptureSpec
-from draftstates.verify.parity.check import limit_of
-from draftstates.verify.parity.compare import compare, fault
+from draftstates.verify.parity.check import compare_rows, limit_of
+from draftstates.verify.parity.compare import fault
 
 _SEED = 20261201
 
@@ -36,7 +37,7 @@ def keep_or_compare(
     *,
     folder: Path,
     tokens: int,
-    vocabulary: int,
+    text: Mapping[str, Any],
     endpoint: Endpoint,
     spec: CaptureSpec,
 ) -> str:
@@ -46,7 +47,7 @@ def keep_or_compare(
         path: file of the kept rows.
         folder: folder below the server's root to capture in.
         tokens: tokens of the prompt.
-        vocabulary: number of token ids.
+        text: the language model's part of `config.json`.
 
     Returns:
         id of the kept rows.
@@ -63,21 +64,26 @@ def keep_or_compare(
         )
     prompts = [prompt.input_ids.numpy() for prompt in kept.prompts] if kept else []
     if tokens not in map(len, prompts):
-        prompts.append(_prompt(tokens, vocabulary))
+        prompts.append(_prompt(tokens, text["vocab_size"]))
     captured = _capture(prompts, folder=folder, endpoint=endpoint, spec=spec)
     if kept is None:
         first = SelftestRows(id=uuid.uuid4().hex, capture_key=spec.key, prompts=captured)
         kept = _publish_first(first, path)
         if kept is first:
             return first.id
-    check_same(captured, kept, path=path, spec=spec)
+    check_same(captured, kept, path=path, spec=spec, text=text)
     if more := captured[len(kept.prompts) :]:
         _replace(dataclasses.replace(kept, prompts=(*kept.prompts, *more)), path)
     return kept.id
 
 
 def check_same(
-    prompts: Sequence[Prompt], kept: SelftestRows, *, path: Path, spec: CaptureSpec
+    prompts: Sequence[Prompt],
+    kept: SelftestRows,
+    *,
+    path: Path,
+    spec: CaptureSpec,
+    text: Mapping[str, Any],
 ) -> None:
     """Refuse a server that captured other rows than an earlier server of the same capture.
 
@@ -85,17 +91,18 @@ def check_same(
         prompts: the server's rows.
         kept: the earlier server's.
         path: file of the kept rows, for the message.
+        text: the language model's part of `config.json`.
 
     Raises:
         UserError: names the layer, the distance found and the limit.
     """
-    limit = limit_of(spec)
+    limit = limit_of(spec, text=text)
     by_ids = {ids.ids_hash(prompt.input_ids.numpy()): prompt for prompt in prompts}
     for old in kept.prompts:
         new = by_ids.get(ids.ids_hash(old.input_ids.numpy()))
         if new is None:
             continue
-        for layer in compare(new.states, old.states, limit=limit):
+        for layer in compare_rows(new, old.states, limit=limit):
             if what := fault(layer):
                 raise UserError(
                     f"this server computes other rows than the one whose rows {path} holds, and"

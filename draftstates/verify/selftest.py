@@ -127,7 +127,7 @@ def attest(
             rows,
             folder=folder,
             tokens=fitting(prompt_length(text, most=parity_tokens), info, text),
-            vocabulary=ModelFolder(model).vocab_size,
+            text=text,
             endpoint=dataclasses.replace(endpoint, server=server),
             spec=spec,
         )

@@ -85,12 +85,12 @@ def check_parity(
     started = time.monotonic()
     prompt = _chosen(rows.prompts, most=prompt_length(model.text, most=asked.tokens))
     layers: list[LayerParity] = []
-    limit = dataclasses.replace(limit_of(spec), smooth=not _chooses(model.text))
+    limit = limit_of(spec, text=model.text)
     try:
         _check_rounding(spec)
         reference = _reference(model, spec=spec, trust_remote_code=trust_remote_code)
         computed_by = f"{_described(reference)}, {_positions(prompt)}"
-        alone = _layers_alone(prompt, limit, reference=reference, spec=spec)
+        alone = layers_alone(prompt, limit, reference=reference, compute=spec.compute_dtype)
         states = reference.states(prompt.input_ids, layers=asked.layers, alone=alone)
     except NoReference as error:
         compared, whole, reason, computed_by = 0, False, str(error), "none"
@@ -138,13 +138,8 @@ def compare_prompt(
         limit: the largest distances.
         alone: what each layer gives for the captured rows before it; None to leave that out.
     """
-    found: list[LayerParity] = []
-    for part in _parts(len(prompt.positions)):
-        positions = prompt.positions[part]
-        captured = {name: rows[part] for name, rows in prompt.states.items()}
-        right = {name: rows[positions] for name, rows in states.by_name.items()}
-        found += compare(captured, right, limit=limit)
-    merged, by_name = _merged(found, rows=len(prompt.positions)), alone.found if alone else {}
+    right = {name: rows[prompt.positions] for name, rows in states.by_name.items()}
+    merged, by_name = compare_rows(prompt, right, limit=limit), alone.found if alone else {}
     return [
         judged_alone(
             layer,
@@ -156,6 +151,24 @@ def compare_prompt(
         else layer
         for layer in merged
     ]
+
+
+def compare_rows(
+    prompt: Prompt, right: Mapping[str, torch.Tensor], *, limit: Limit
+) -> list[LayerParity]:
+    """Return the distances of each layer of a prompt's rows from others, part by part.
+
+    Args:
+        right: the other rows, of the same positions.
+        limit: the largest distances.
+    """
+    found: list[LayerParity] = []
+    for part in _parts(len(prompt.positions)):
+        captured, others = (
+            {name: rows[part] for name, rows in side.items()} for side in (prompt.states, right)
+        )
+        found += compare(captured, others, limit=limit)
+    return _merged(found, rows=len(prompt.positions))
 
 
 def sample_prompt(shard: Shard, index: int, *, num_layers: int) -> Prompt:
@@ -170,14 +183,19 @@ def sample_prompt(shard: Shard, index: int, *, num_layers: int) -> Prompt:
     )
 
 
-def limit_of(spec: CaptureSpec) -> Limit:
-    """Return the limit of a capture's distances; a server may quantise a plain checkpoint."""
+def limit_of(spec: CaptureSpec, *, text: Mapping[str, Any]) -> Limit:
+    """Return the limit of a capture's distances; a server may quantise a plain checkpoint.
+
+    Args:
+        text: the language model's part of `config.json`.
+    """
     rounding = ServerRounding.of(spec)
     return Limit.of(
         compute=spec.compute_dtype,
         stored=spec.stored_dtype,
         quantization=spec.quantization or rounding.eight_bits or rounding.coarser,
         eight_bits=bool(rounding.eight_bits or rounding.coarser),
+        smooth=not chooses(text),
     )
 
 
@@ -209,17 +227,20 @@ def _reference(model: ModelFolder, *, spec: CaptureSpec, trust_remote_code: bool
     )
 
 
-def _layers_alone(
-    prompt: Prompt, limit: Limit, *, reference: StreamedModel, spec: CaptureSpec
+def layers_alone(
+    prompt: Prompt, limit: Limit, *, reference: StreamedModel, compute: str
 ) -> LayersAlone | None:
-    """Return what computes each layer alone, or None where that tells nothing."""
+    """Return what computes each layer alone, or None where that tells nothing.
+
+    Args:
+        compute: the server's number format.
+    """
     if limit.rounding is None or reference.dtype != torch.float32:
         return None
-    compute = torch_dtype(spec.compute_dtype)
-    return LayersAlone.of(prompt.states, prompt.positions, compute=compute)
+    return LayersAlone.of(prompt.states, prompt.positions, compute=torch_dtype(compute))
 
 
-def _chooses(text: Mapping[str, Any]) -> bool:
+def chooses(text: Mapping[str, Any]) -> bool:
     """Return whether a model may choose experts or keys, where a near tie lets a row jump."""
     return any(value and _CHOICE.search(key) for key, value in text.items())
 

@@ -86,6 +86,7 @@ class Limit:
         stored: str,
         quantization: str | None = None,
         eight_bits: bool | None = None,
+        smooth: bool = False,
     ) -> "Limit":
         """Return the limit of a capture.
 
@@ -95,6 +96,7 @@ class Limit:
             quantization: method by which the weights are quantised, or None.
             eight_bits: whether the server multiplies numbers of 8 bits; None where the method
                 tells.
+            smooth: whether the model chooses nothing by comparison.
         """
         if eight_bits is None:
             eight_bits = "fp8" in (quantization or "")
@@ -107,6 +109,7 @@ class Limit:
             stored=rounding,
             grows=compute != "float32",
             rounding=torch.finfo(torch_dtype(compute)).eps / 2 if alone else None,
+            smooth=smooth,
         )
 
 

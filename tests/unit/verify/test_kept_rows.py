@@ -60,15 +60,47 @@ def test_a_later_server_with_the_same_rows_passes_and_another_is_refused(tmp_pat
     again = rows_of()
     for state in again.prompts[0].states.values():
         state += 1e-6
-    check_same(again.prompts, kept, path=path, spec=SPEC)
+    check_same(again.prompts, kept, path=path, spec=SPEC, text={})
     again.prompts[0].states["r_2"] *= 1.01
     with pytest.raises(UserError) as caught:
-        check_same(again.prompts, kept, path=path, spec=SPEC)
+        check_same(again.prompts, kept, path=path, spec=SPEC, text={})
     message = str(caught.value)
     assert f"other rows than the one whose rows {path} holds" in message
     assert "r_2: the median row differs by 0.01 from that server's, expected at most 0.0001" in (
         message
     )
+
+
+def test_one_row_of_a_later_server_is_enough_unless_a_router_may_let_it_jump(
+    tmp_path: Path,
+) -> None:
+    kept, again, path = rows_of(), rows_of(), tmp_path / "selftest.safetensors"
+    again.prompts[0].states["r_2"][7] *= 1.05
+    with pytest.raises(UserError, match=r"r_2: one of 20 rows differs by 0.05 from that server's"):
+        check_same(again.prompts, kept, path=path, spec=SPEC, text={})
+    check_same(again.prompts, kept, path=path, spec=SPEC, text={"num_experts": 8})
+
+
+def test_the_last_rows_of_a_later_server_are_judged_by_themselves(tmp_path: Path) -> None:
+    """A fault of later positions, such as of a sliding window, is in few of all rows."""
+    whole = {f"r_{k}": torch.randn(150, 16) for k in range(4)}
+    kept, again = (
+        SelftestRows(
+            id="x",
+            capture_key=SPEC.key,
+            prompts=(
+                Prompt(
+                    input_ids=torch.arange(150, dtype=torch.int32),
+                    positions=torch.arange(150),
+                    states={name: rows.clone() for name, rows in whole.items()},
+                ),
+            ),
+        )
+        for _ in range(2)
+    )
+    again.prompts[0].states["r_2"][110:] *= 1.01
+    with pytest.raises(UserError, match="r_2: the median row differs by 0.01"):
+        check_same(again.prompts, kept, path=tmp_path, spec=SPEC, text={"num_experts_per_tok": 2})
 
 
 def test_chunks_of_several_requests_give_the_first_and_last_rows_of_each(tmp_path: Path) -> None:
@@ -78,7 +110,7 @@ def test_chunks_of_several_requests_give_the_first_and_last_rows_of_each(tmp_pat
 
     def destination(name: str, first_row: int, kind: str) -> Destination:
         return Destination(
-            file="shard",
+            file=".building/shard",
             first_row=first_row,
             rows=lengths[name],
             ids_hash="",
@@ -92,6 +124,7 @@ def test_chunks_of_several_requests_give_the_first_and_last_rows_of_each(tmp_pat
     def batch(starts: list[int], counts: list[int]) -> SimpleNamespace:
         return SimpleNamespace(extend_prefix_lens_cpu=starts, extend_seq_lens_cpu=counts)
 
+    (tmp_path / ".building").mkdir()
     first = torch.cat([whole["c"], whole["a"][:250]])
     keep_rows(
         batch([0, 0], [50, 250]),
@@ -111,19 +144,19 @@ def test_chunks_of_several_requests_give_the_first_and_last_rows_of_each(tmp_pat
         root=tmp_path,
     )
     for name, first_row in (("a", 0), ("b", 300)):
-        found = read_kept_rows(tmp_path / "shard", first_row=first_row)
+        found = read_kept_rows(tmp_path / ".building" / "shard", first_row=first_row)
         expected = kept_positions(lengths[name])
         assert found["positions"].tolist() == expected
         assert torch.equal(found["r_0"], whole[name][expected])
     assert len(kept_positions(300)) == 128
-    assert read_kept_rows(tmp_path / "shard", first_row=310) == {}
+    assert read_kept_rows(tmp_path / ".building" / "shard", first_row=310) == {}
 
 
 def test_a_refused_request_writes_nothing_and_an_error_of_the_disk_is_answered(
     tmp_path: Path,
 ) -> None:
     destination = Destination(
-        file="gone/shard", first_row=0, rows=3, ids_hash="", attempt="", kind=SELF_TEST
+        file=".building/shard", first_row=0, rows=3, ids_hash="", attempt="", kind=SELF_TEST
     )
     batch = SimpleNamespace(extend_prefix_lens_cpu=[0], extend_seq_lens_cpu=[3])
     states = {"r_0": torch.ones(3, 4)}

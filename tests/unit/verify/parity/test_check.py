@@ -237,8 +237,8 @@ def test_a_server_that_rounds_to_8_bits_has_a_limit_of_its_own(
     gemma: Path, arguments: tuple[str, ...], computed: float
 ) -> None:
     plain = spec_of(gemma)
-    assert limit_of(dataclasses.replace(plain, engine_args=arguments)).computed == computed
-    assert limit_of(dataclasses.replace(plain, quantization="fp8")).computed == 0.1
+    for changes, limit in (({"engine_args": arguments}, computed), ({"quantization": "fp8"}, 0.1)):
+        assert limit_of(dataclasses.replace(plain, **changes), text={}).computed == limit
 
 
 @pytest.mark.parametrize(
