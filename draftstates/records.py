@@ -435,6 +435,7 @@ class Parity(Document):
         prompts: tokens of each prompt.
         covered: by key of `config.json`, lengths that the longest prompt goes beyond.
         beyond: by key, lengths that no prompt goes beyond: what depends on them is not compared.
+        unreached: by layer, experts that no token of the prompt is given to: not compared.
         reference: what computed the reference, and in which dtype.
         asked: what the comparison was asked for, and a digest of the code that made it.
         seconds: how long it took.
@@ -456,6 +457,7 @@ class Parity(Document):
     reference: str
     asked: dict[str, str]
     seconds: float
+    unreached: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def remedy(cls, path: Path) -> str:

@@ -29,12 +29,16 @@ class Admission:
         self._settings = settings
         self._runner: Any = None
         self._weights: Weights | None = None
+        self._compared = ""
 
     def before_load_model(self, runner: Any, *args: object, **kwargs: object) -> None:
         """Refuse a server that the capture key does not describe, on the rank that writes."""
         if _writes(runner):
             spec = self._settings.spec
-            plugin.check_numbers(runner.server_args, runner.model_config, spec=spec)
+            self._compared = plugin.check_numbers(
+                runner.server_args, runner.model_config, spec=spec
+            )
+            # Once more after loading, for files that are replaced meanwhile.
             plugin.check_loaded_model(runner.server_args, runner.model_config, spec=spec)
 
     def after_load_model(
@@ -63,7 +67,9 @@ class Admission:
             if destination and destination.kind == protocol.SELF_TEST
         ]
         if asking and self._weights:
-            settings = numbers.settings(self._runner, spec=self._settings.spec)
+            settings = numbers.settings(
+                self._runner, spec=self._settings.spec, compared=self._compared
+            )
             for answer in asking:
                 answer |= {"settings": settings, "weights": self._weights.mark}
 

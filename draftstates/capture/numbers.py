@@ -5,6 +5,7 @@ A local server, a Slurm job and a server of others are compared in the same way:
 given, and by what the rank that writes really holds.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -144,8 +145,8 @@ def remember_arguments(asked: Any) -> None:
     setattr(asked, _GIVEN, dict(vars(asked)))
 
 
-def check(server_args: Any, model_config: Any, *, spec: CaptureSpec) -> None:
-    """Hold a server to the capture key before it loads the model.
+def check(server_args: Any, model_config: Any, *, spec: CaptureSpec) -> str:
+    """Hold a server to the capture key before it loads the model; return what it computes with.
 
     Args:
         server_args: SGLang's `ServerArgs`.
@@ -156,13 +157,14 @@ def check(server_args: Any, model_config: Any, *, spec: CaptureSpec) -> None:
     """
     check_arguments(server_args, spec=spec)
     check_variables(spec=spec)
-    check_configuration(server_args, model_config)
+    compared = check_configuration(server_args, model_config)
     if resolved(server_args).get("enable_decoder_swa_bounded_replay"):
         raise Refused(
             "it leaves all but the last rows of a request uncomputed"
             " (enable_decoder_swa_bounded_replay); put --no-enable-decoder-swa-bounded-replay into"
             " model.engine_args"
         )
+    return compared
 
 
 def check_arguments(server_args: Any, *, spec: CaptureSpec) -> None:
@@ -219,21 +221,27 @@ def check_variables(*, spec: CaptureSpec) -> None:
             )
 
 
-def check_configuration(server_args: Any, model_config: Any) -> None:
+def check_configuration(server_args: Any, model_config: Any) -> str:
     """Compare the configuration that the runner holds with the model's own `config.json`.
+
+    Returns:
+        how many keys were equal, and a hash of them.
 
     Raises:
         Refused: names the first key that differs.
     """
     own = own_configuration(server_args, model_config)
     held = model_config.hf_config.to_dict()
-    for key in sorted({*own, *held} - _FROM_ARGUMENTS):
+    keys = sorted({*own, *held} - _FROM_ARGUMENTS)
+    for key in keys:
         if _plain(own.get(key)) != _plain(held.get(key)):
             raise Refused(
                 f"it computes with {key}: {_short(held.get(key))}, but config.json of"
                 f" {server_args.model_path} gives {_short(own.get(key))}; change the model's"
                 " config.json instead, which the capture key covers"
             )
+    digest = hashlib.sha256(_plain({key: held.get(key) for key in keys}).encode()).hexdigest()
+    return f"{len(keys)} keys as in the model's, sha256 {digest[:16]}"
 
 
 def own_configuration(server_args: Any, model_config: Any) -> dict[str, Any]:
@@ -264,8 +272,11 @@ def resolved(server_args: Any) -> dict[str, Any]:
     return read() if read else vars(server_args)
 
 
-def settings(runner: Any, *, spec: CaptureSpec) -> dict[str, dict[str, str]]:
+def settings(runner: Any, *, spec: CaptureSpec, compared: str) -> dict[str, dict[str, str]]:
     """Return the settings of this rank that decide numbers, as text.
+
+    Args:
+        compared: what `check` said of the configuration before the model was loaded.
 
     Returns:
         under `numbers` what servers of one capture key must agree in; under `kernels` what follows
@@ -278,7 +289,6 @@ def settings(runner: Any, *, spec: CaptureSpec) -> dict[str, dict[str, str]]:
         "kv_cache_dtype": runner.kv_cache_dtype,
         "quantization": runner.model_config.quantization,
         "weight_dtypes": sorted({str(weight.dtype) for weight in runner.model.parameters()}),
-        "config.json": "as the model's",
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "matmul_allow_tf32": matmul.allow_tf32,
         "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
@@ -289,6 +299,8 @@ def settings(runner: Any, *, spec: CaptureSpec) -> dict[str, dict[str, str]]:
     }
     numbers |= {name: values[name] for name in _FORMATS if name in values and name not in numbers}
     kernels = {name: values[name] for name in _KERNELS if name in values}
+    # Its keys differ between versions of transformers, which all hold the file's values.
+    kernels["config.json"] = compared
     kernels["model_class"] = f"{type(runner.model).__module__}.{type(runner.model).__qualname__}"
     return {
         "numbers": {name: _text(value) for name, value in numbers.items()},

@@ -126,7 +126,7 @@ def check_server(*, dp_size: int, nodes: int) -> None:
         )
 
 
-def check_numbers(arguments: object, config: object, *, spec: CaptureSpec) -> None:
+def check_numbers(arguments: object, config: object, *, spec: CaptureSpec) -> str:
     """Refuse a server whose settings change numbers in a way that the capture key does not name.
 
     Call it before the model is loaded.
@@ -136,13 +136,16 @@ def check_numbers(arguments: object, config: object, *, spec: CaptureSpec) -> No
         config: SGLang's `ModelConfig`.
         spec: the capture that was planned.
 
+    Returns:
+        what was compared of the configuration, see `numbers.check_configuration`.
+
     Raises:
         SystemExit: names the setting.
     """
     from draftstates.capture import numbers
 
     try:
-        numbers.check(arguments, config, spec=spec)
+        return numbers.check(arguments, config, spec=spec)
     except (numbers.Refused, UserError) as error:
         refuse(str(error))
 

@@ -34,6 +34,9 @@ def _how(found: Parity) -> str:
         if lengths:
             names = ", ".join(f"{key} {value:,}" for key, value in lengths.items())
             said.append(f"The prompt {what} {names}.")
+    if found.unreached:
+        names = "; ".join(f"{layer} {experts}" for layer, experts in found.unreached.items())
+        said.append(f"Its tokens reach no expert of these, which were not compared: {names}.")
     return " ".join(said)
 
 

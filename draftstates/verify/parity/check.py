@@ -94,6 +94,7 @@ def check_parity(
         states = reference.states(prompt.input_ids, layers=asked.layers, alone=alone)
     except NoReference as error:
         compared, whole, reason, computed_by = 0, False, str(error), "none"
+        unreached: dict[str, str] = {}
     else:
         layers = compare_prompt(prompt, states, limit=limit, alone=alone)
         if alone:
@@ -103,6 +104,7 @@ def check_parity(
         whole = compared == spec.num_layers and "post_norm" in names
         missing = [name for name in states.by_name if name not in prompt.states]
         reason = _missing(missing) or states.reason or "checks.parity_layers"
+        unreached = states.unreached
     if faults := [what for layer in layers if (what := fault(layer))]:
         more = f"; {len(faults) - 1} more layers differ" if len(faults) > 1 else ""
         raise ParityFailed(
@@ -120,6 +122,7 @@ def check_parity(
         prompts=(len(prompt.input_ids),),
         covered=seen.covered,
         beyond=seen.beyond,
+        unreached=unreached,
         reference=computed_by,
         asked=asked.record(),
         seconds=round(time.monotonic() - started, 1),

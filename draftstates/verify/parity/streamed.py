@@ -25,6 +25,7 @@ from draftstates.errors import UserError
 from draftstates.model.folder import ModelFolder, unreadable_weights
 from draftstates.model.unused import why_unused
 from draftstates.verify.parity.alone import CPU_ALLOCATOR, LayersAlone
+from draftstates.verify.parity.experts import ReachedExperts
 from draftstates.verify.parity.quantised import NotDequantised, Scheme
 
 _MODEL_CLASSES = ("AutoModelForCausalLM", "AutoModelForImageTextToText")
@@ -49,10 +50,12 @@ class ReferenceStates:
         by_name: r_0, r_1, … by their names "r_k", and "post_norm", each [n, H] on the CPU; without
             the last ones where the pass ended early.
         reason: why the pass ended before the last layer; None where it did not.
+        unreached: by layer, the experts that no token was given to.
     """
 
     by_name: dict[str, torch.Tensor]
     reason: str | None
+    unreached: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 class StreamedModel:
@@ -128,6 +131,7 @@ class StreamedModel:
                 transformers.
         """
         found: dict[str, torch.Tensor] = {}
+        experts = ReachedExperts()
         wanted = self.num_layers if layers is None else min(layers, self.num_layers)
 
         def on_entry(k: int, args: tuple, kwargs: dict) -> None:
@@ -141,6 +145,7 @@ class StreamedModel:
 
         stack = self._stack
         with contextlib.ExitStack() as hooks:
+            hooks.enter_context(experts.watching(stack.layers))
             for k, layer in enumerate(stack.layers):
                 # Before the weights are read: the layer after the last is not.
                 handle = layer.register_forward_pre_hook(
@@ -180,8 +185,8 @@ class StreamedModel:
                 reason = f"{type(error).__name__}: {error}"
                 if len(found) < 2:
                     raise NoReference(reason) from error
-                return ReferenceStates(by_name=found, reason=reason)
-        return ReferenceStates(by_name=found, reason=None)
+                return ReferenceStates(by_name=found, reason=reason, unreached=experts.unreached())
+        return ReferenceStates(by_name=found, reason=None, unreached=experts.unreached())
 
     def _place_keys(self, dtype: torch.dtype) -> tuple[Any, dict[str, dict[str, Path]]]:
         """Return how transformers converts keys, and each unit's tensors with their files."""

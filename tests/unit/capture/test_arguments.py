@@ -234,7 +234,10 @@ def test_a_configuration_that_is_not_the_models_own_is_refused(tmp_path: Path) -
     (folder / "config.json").write_text(json.dumps(LLAMA))
     asked = server_args("--model-path", str(folder))
     held = ModelConfig(str(folder), dtype="float32", trust_remote_code=False)
-    numbers.check_configuration(asked, held)
+    compared = numbers.check_configuration(asked, held)
+    keys = set(held.hf_config.to_dict()) - numbers._FROM_ARGUMENTS
+    assert compared.startswith(f"{len(keys)} keys as in the model's, sha256 ")
+    assert compared == numbers.check_configuration(asked, held)
     for key, value in (("rope_theta", 5.0), ("rms_norm_eps", 0.5), ("of_another", 1)):
         other = ModelConfig(
             str(folder), dtype="float32", model_override_args=json.dumps({key: value})
@@ -246,3 +249,5 @@ def test_a_configuration_that_is_not_the_models_own_is_refused(tmp_path: Path) -
     other = ModelConfig(str(folder), dtype="float32", override_config_file=str(decrypted))
     with pytest.raises(numbers.Refused, match="it computes with num_key_value_heads: 1, but"):
         numbers.check_configuration(asked, other)
+    (folder / "config.json").write_text(json.dumps({**LLAMA, "num_key_value_heads": 1}))
+    assert numbers.check_configuration(asked, other) != compared

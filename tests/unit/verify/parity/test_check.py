@@ -153,6 +153,9 @@ def test_a_router_may_let_a_row_jump(tmp_path: Path) -> None:
     rows.prompts[0].states["r_2"][10] *= 1.1
     found = check(folder, rows, spec)
     assert found.layers[2].worst > 0.05 and found.layers[2].worst_limit is None
+    unreached = check(folder, rows_of(folder, spec, tokens=2), spec)
+    assert unreached.unreached
+    assert f"were not compared: r_1 {unreached.unreached['r_1']}" in parity_page(unreached)
 
 
 def with_rotary_values_of_64_positions(model: torch.nn.Module) -> None:
