@@ -249,5 +249,9 @@ def test_a_configuration_that_is_not_the_models_own_is_refused(tmp_path: Path) -
     other = ModelConfig(str(folder), dtype="float32", override_config_file=str(decrypted))
     with pytest.raises(numbers.Refused, match="it computes with num_key_value_heads: 1, but"):
         numbers.check_configuration(asked, other)
+    folder = tmp_path / "other"
+    folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**LLAMA, "num_key_value_heads": 1}))
-    assert numbers.check_configuration(asked, other) != compared
+    held = ModelConfig(str(folder), dtype="float32", trust_remote_code=False)
+    asked = server_args("--model-path", str(folder))
+    assert numbers.check_configuration(asked, held) != compared
