@@ -1,11 +1,11 @@
 """The accounting of a source: rows in = kept + skipped, by reason."""
 
+import dataclasses
 from collections import Counter
 from typing import Any
 
 from draftstates.containers import present_image
 from draftstates.errors import UserError
-from draftstates.tokens.pipeline import RowResult
 from draftstates.tokens.rows import BENIGN, REASONS, RowSkipped
 from draftstates.tokens.turns import Sample
 
@@ -14,6 +14,28 @@ _EXAMPLES = 20
 _NAMES = 200
 _LONGEST = 200
 _OTHER_NAMES = "other names"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowResult:
+    """The result of a row: its samples, or the reason why it has no sample.
+
+    Attributes:
+        number: number of the row in its source.
+        where: file and line (or row), for messages.
+        samples: pairs (sample id, sample).
+        skipped: reason why the row has no sample; None for a kept row.
+        lost_turns: reasons why turns of a kept row are not in its samples.
+        not_used: names of the columns, keys and content of a kept row that are in none of its
+            samples.
+    """
+
+    number: int
+    where: str
+    samples: list[tuple[str, Sample]]
+    skipped: RowSkipped | None = None
+    lost_turns: tuple[str, ...] = ()
+    not_used: tuple[str, ...] = ()
 
 
 class RowCounter:

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from token_kit import template, tokenizer_folder
 
+from draftstates.tokens.accounting import RowResult
 from draftstates.tokens.content import ContentCheck
-from draftstates.tokens.pipeline import Pipeline, RowResult
 from draftstates.tokens.rows import Row
 from draftstates.tokens.sources import TokeniseOptions
 from draftstates.tokens.template import ChatTemplate
+from draftstates.tokens.tokenise import Pipeline
 
 TEMPLATES: dict[str, dict[str, Any]] = {
     "smollm2": {},
