@@ -6,12 +6,11 @@ from typing import Any
 
 from draftstates.config import reserved_arguments
 from draftstates.tokens.answers import AnswerJoiner
-from draftstates.tokens.flags import endings
+from draftstates.tokens.flags import RowFlags, endings, without_padding
 from draftstates.tokens.layouts import CONTEXTS, RowLayout
 from draftstates.tokens.messages import MessageReader
-from draftstates.tokens.row_flags import RowFlags, without_padding
+from draftstates.tokens.parts import REASONING_KEYS, is_setting
 from draftstates.tokens.rows import RowSkipped, parse_json, shown
-from draftstates.tokens.thoughts import REASONING_KEYS, is_setting
 from draftstates.tokens.tools import from_json, is_empty, read_tools
 
 _SYSTEM_COLUMNS = ("system", "system_prompt", "instructions")

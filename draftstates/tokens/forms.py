@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from draftstates.tokens.content import MARK
+from draftstates.tokens.parts import REASONING_KEYS
 from draftstates.tokens.rows import RowSkipped
-from draftstates.tokens.thoughts import REASONING_KEYS
 
 _NAME, _ID = "fkx", "abcdefghi"
 _TAGS = re.compile(rf"(<[^<>\s]+>)\s*{MARK}\s*(</[^<>\s]+>)")
@@ -109,6 +109,15 @@ class Forms:
             messages: messages of the chat format.
         """
         return {kind for message in messages for kind in _kinds(message)} & self.ignored
+
+    def with_thoughts(self) -> "Forms":
+        """Return the forms of a template whose prompt opens a thought and that shows none itself.
+
+        The thought follows the prompt, so it lies beside the answer; the template ignores it there.
+        """
+        shown = {"reasoning", "reasoning beside tool calls"}
+        keys = (REASONING_KEYS[0], REASONING_KEYS[0])
+        return dataclasses.replace(self, reasoning=keys, ignored=self.ignored - shown)
 
     def calling(self) -> list[Message]:
         """Return assistant messages that differ in their call; none where calls are not shown."""

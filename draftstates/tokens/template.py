@@ -16,17 +16,26 @@ import numpy as np
 from draftstates.config import TEMPLATE_DATE
 from draftstates.errors import UserError
 from draftstates.model.folder import ModelFolder
-from draftstates.tokens import library
 from draftstates.tokens.content import MARK, renamed, tools_are_quoted
 from draftstates.tokens.conversations import Conversation
 from draftstates.tokens.encoder import encoder_for, load_tokenizer
 from draftstates.tokens.forms import find_forms
-from draftstates.tokens.prefill import find_prefill
-from draftstates.tokens.rendering import Rendering, TemplateRendering, encoded
+from draftstates.tokens.rendering import (
+    Rendering,
+    TemplateRendering,
+    encoded,
+    load_renderer,
+    renderers_for,
+)
 from draftstates.tokens.rows import RowSkipped
 from draftstates.tokens.sources import read_template
-from draftstates.tokens.turn_ends import ANSWERS, find_turn_ends
-from draftstates.tokens.turn_marks import find_turn_marks
+from draftstates.tokens.turn_bounds import (
+    ANSWERS,
+    find_opener,
+    find_prefill,
+    find_turn_ends,
+    find_turn_marks,
+)
 
 
 class ChatTemplate:
@@ -42,6 +51,8 @@ class ChatTemplate:
         closing_text: text that is put after an assistant's text.
         forms: what of a message is rendered, and in which form.
         prefill: what a generation prompt adds and history lacks; usually nothing.
+        opener: the start of a thought that the generation prompt ends with, where the template shows
+            no thought itself; usually empty.
         turn_marks: the marks by which it opens turns, which no row's text may begin with.
         added_ids: the vocabulary's marks; text is split at these first.
     """
@@ -208,7 +219,7 @@ class ChatTemplate:
             return
         except UserError as error:
             refused = error
-        names = library.renderers_for(self.folder)
+        names = renderers_for(self.folder)
         # a template that the user names is meant to be used
         if self._named_template or not names:
             raise refused
@@ -255,6 +266,10 @@ class ChatTemplate:
             for token in sorted(self.ends.ids & self.added_ids)
         )
         self.closing_text = self._find_closing_text()
+        # a template that shows thoughts shows them behind what its prompt opens
+        self.opener = "" if any(self.forms.reasoning) else find_opener(self.rendering.text)
+        if self.opener:
+            self.forms = self.forms.with_thoughts()
         self.prefill = find_prefill(self.rendering.text, marks=self._marks)
         self.turn_marks = find_turn_marks(
             self.rendering.text, marks=self._marks, prefill=self.prefill
@@ -292,7 +307,7 @@ class ChatTemplate:
                 f"{self._origin}: the renderer {name} needs no template: leave out this key or"
                 " data.renderer"
             )
-        return library.load_renderer(
+        return load_renderer(
             name,
             folder=self.folder,
             tokenizer=self.tokenizer,

@@ -152,6 +152,7 @@ def _turn(
 ) -> _Turn:
     prompt = template.rendering.rendered(messages[:place], tools=tools, prompt=True)
     turn = template.rendering.rendered(messages[: place + 1], tools=tools)
+    turn, thought = _with_thought(prompt, turn, messages[: place + 1], tools, template)
     if is_open:
         text = _without_end(turn.text, messages[place], len(prompt.text), template)
         turn = Rendered(text, template.encode(text))
@@ -172,10 +173,57 @@ def _turn(
     if options.include_reasoning:
         return _Turn(ids, end, [(start, end)])
     # an answer that is empty still has its end token as target, unless it was cut
-    first = _answer_start(messages, place, tools, template, ids, start)
+    first = _answer_start(messages, place, tools, template, ids, start, thought)
     if first >= end and is_open:
         raise RowSkipped("no_supervised_tokens", "the answer was cut in its reasoning")
     return _Turn(ids, end, [(min(first, end - 1), end)])
+
+
+def _with_thought(
+    prompt: Rendered,
+    turn: Rendered,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    template: ChatTemplate,
+) -> tuple[Rendered, str]:
+    """Return a turn with the thought that the prompt opens and the template leaves out.
+
+    Args:
+        prompt: the history with generation prompt.
+        turn: the history and the turn as the template renders them.
+        messages: messages up to the turn's.
+        tools: tools of the conversation.
+        template: the template.
+
+    Returns:
+        The turn, and its text up to the end of the thought; no text where nothing is put in.
+    """
+    opener, message = template.opener, messages[-1]
+    if not opener or turn.text.startswith(prompt.text) or not prompt.text.endswith(opener):
+        return turn, ""
+    tag = opener.strip()
+    closer, content = f"</{tag[1:]}", message["content"]
+    thought = message.get("reasoning_content")
+    if thought:
+        # models write as many newlines around the end of a thought as behind its start
+        lines = "\n" * opener.count("\n")
+        block = f"{thought.strip()}{lines}{closer}{lines * 2}"
+    elif isinstance(content, str) and closer in content:
+        said, _, after = content.partition(closer)
+        answer = after.lstrip("\n")
+        said = said.removeprefix(opener).removeprefix(tag).lstrip("\n")
+        block = said + closer + after[: len(after) - len(answer)]
+        bare = {**message, "content": answer}
+        turn = template.rendering.rendered([*messages[:-1], bare], tools=tools)
+    else:
+        return turn, ""
+    history = prompt.text.removesuffix(opener)
+    if not turn.text.startswith(history):
+        return turn, ""
+    # some show the end of an empty thought
+    rest = turn.text[len(history) :].removeprefix(tag).removeprefix(closer)
+    text = prompt.text + block + rest
+    return Rendered(text, template.encode(text)), prompt.text + block
 
 
 def _answer_text(prompt_text: str, text: str, answer: np.ndarray, template: ChatTemplate) -> str:
@@ -260,21 +308,26 @@ def _answer_start(
     template: ChatTemplate,
     ids: np.ndarray,
     start: int,
+    text: str,
 ) -> int:
     """Return the place in `ids` where the reasoning ends.
 
-    The turn is rendered a second time without its answer: both agree up to that place.
+    The turn's text up to there is `text`. If that is empty, the turn is rendered a second time
+    without its answer: both agree up to that place.
     """
     message = messages[place]
     content = message["content"] if isinstance(message["content"], str) else ""
     thought, closer, _ = content.rpartition("</think>")
     key = template.reasoning_key
-    if not closer and not (key and message.get(key)):
+    if not text and not closer and not (key and message.get(key)):
         return start
     bare = {key: value for key, value in message.items() if key != "tool_calls"} | {
         "content": thought + closer
     }
-    other = template.rendering.rendered([*messages[:place], bare], tools=tools).ids
+    if text:
+        other = template.encode(text)
+    else:
+        other = template.rendering.rendered([*messages[:place], bare], tools=tools).ids
     shorter = min(len(ids), len(other))
     differing = np.flatnonzero(ids[:shorter] != other[:shorter])
     return max(int(differing[0]) if len(differing) else shorter, start)
