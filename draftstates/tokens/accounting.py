@@ -1,6 +1,7 @@
 """The accounting of a source: rows in = kept + skipped, by reason."""
 
 import dataclasses
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -88,6 +89,12 @@ class RowCounter:
             self.counts["cut_samples"] += sample.cut
             self.counts["tokens"] += len(sample.input_ids)
             self.counts["supervised_tokens"] += int(sample.loss_mask.sum())
+        for (_, _, earlier), (_, _, later) in itertools.pairwise(kept):
+            shorter = min(len(earlier.input_ids), len(later.input_ids))
+            differing = earlier.input_ids[:shorter] != later.input_ids[:shorter]
+            self.counts["repeated_tokens"] += (
+                int(differing.argmax()) if differing.any() else shorter
+            )
 
     def _count_skipped(self, skipped: RowSkipped, result: RowResult) -> None:
         self.skipped[skipped.reason] += 1
@@ -148,6 +155,9 @@ class RowCounter:
         if self.lost_turns:
             lost = [f"{count:,} {reason}" for reason, count in sorted(self.lost_turns.items())]
             text += f"; turns of kept rows left out: {', '.join(lost)}"
+        if self.counts["repeated_tokens"]:
+            share = self.counts["repeated_tokens"] / tokens
+            text += f"; {share:.0%} of the tokens are history that the row's sample before has too"
         if self.counts["cut_samples"]:
             text += f"; {self.counts['cut_samples']:,} samples cut"
         return text
@@ -169,6 +179,8 @@ class RowCounter:
             "supervised_tokens",
             "duplicate_samples",
             "cut_samples",
+            # what the splitting of rows costs: tokens with which the row's sample before begins too
+            "repeated_tokens",
         )
         return {
             "source": self.source,

@@ -51,8 +51,8 @@ class ChatTemplate:
         closing_text: text that is put after an assistant's text.
         forms: what of a message is rendered, and in which form.
         prefill: what a generation prompt adds and history lacks; usually nothing.
-        opener: the start of a thought that the generation prompt ends with, where the template shows
-            no thought itself; usually empty.
+        opener: the start of a thought that ends the generation prompt, where the template shows no
+            thought itself; usually empty.
         turn_marks: the marks by which it opens turns, which no row's text may begin with.
         added_ids: the vocabulary's marks; text is split at these first.
     """

@@ -281,7 +281,7 @@ def find_prefill(render: Callable[..., str], *, marks: Collection[str]) -> Prefi
 
 
 def find_opener(render: Callable[..., str]) -> str:
-    """Return the start of a thought that ends a prompt and that no rendered turn has; else nothing.
+    """Return the start of a thought that ends a prompt; nothing where a turn follows it as it is.
 
     Args:
         render: `Rendering.text`.
@@ -291,7 +291,14 @@ def find_opener(render: Callable[..., str]) -> str:
     except RowSkipped:
         return ""
     found = _OPENED_THOUGHT.search(prompt)
-    return found[0] if found and not turn.startswith(prompt) else ""
+    if not found or (turn.startswith(prompt) and not turn.startswith(prompt + closer_of(found[0]))):
+        return ""
+    return found[0]
+
+
+def closer_of(opener: str) -> str:
+    """Return the tag that closes a thought."""
+    return f"</{opener.strip()[1:]}"
 
 
 def _before_marks(text: str, place: int, marks: Collection[str]) -> int:

@@ -19,6 +19,7 @@ from draftstates.tokens.rendering import Rendered
 from draftstates.tokens.rows import RowSkipped
 from draftstates.tokens.sources import TokeniseOptions
 from draftstates.tokens.template import ChatTemplate
+from draftstates.tokens.turn_bounds import closer_of
 
 # most tokens with which a prompt may open a turn, such as the start of a thought
 _LONGEST_OPENER = 16
@@ -199,10 +200,12 @@ def _with_thought(
         The turn, and its text up to the end of the thought; no text where nothing is put in.
     """
     opener, message = template.opener, messages[-1]
-    if not opener or turn.text.startswith(prompt.text) or not prompt.text.endswith(opener):
+    if not opener or not prompt.text.endswith(opener):
         return turn, ""
-    tag = opener.strip()
-    closer, content = f"</{tag[1:]}", message["content"]
+    tag, closer, content = opener.strip(), closer_of(opener), message["content"]
+    if turn.text.startswith(prompt.text) and not turn.text.startswith(prompt.text + closer):
+        # the answer's own text has the thought
+        return turn, ""
     thought = message.get("reasoning_content")
     if thought:
         # models write as many newlines around the end of a thought as behind its start
@@ -211,7 +214,7 @@ def _with_thought(
     elif isinstance(content, str) and closer in content:
         said, _, after = content.partition(closer)
         answer = after.lstrip("\n")
-        said = said.removeprefix(opener).removeprefix(tag).lstrip("\n")
+        said = said.removeprefix(opener if said.startswith(opener) else tag)
         block = said + closer + after[: len(after) - len(answer)]
         bare = {**message, "content": answer}
         turn = template.rendering.rendered([*messages[:-1], bare], tools=tools)

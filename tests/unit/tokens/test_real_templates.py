@@ -11,7 +11,7 @@ import pytest
 from token_kit import REPOSITORY, chat, marked, tokenise
 
 from draftstates.errors import UserError
-from draftstates.tokens.conversations import Conversation
+from draftstates.tokens.conversations import Conversation, parse_row
 from draftstates.tokens.rows import RowSkipped
 from draftstates.tokens.sources import TokeniseOptions
 from draftstates.tokens.template import ChatTemplate
@@ -213,6 +213,87 @@ def test_gemma_4_text_that_it_puts_behind_its_call_is_refused() -> None:
 def test_a_thought_after_an_empty_one_is_refused() -> None:
     with pytest.raises(RowSkipped, match="prompt_not_prefix.*switch thoughts off"):
         tokenise(loaded("tencent-Hy3"), THOUGHT)
+
+
+OPENED = {
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": {},
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": {"enable_thinking": True},
+    "llama-cpp-deepseek-r1": {},
+    "Qwen-QwQ-32B": {"enable_thinking": True},
+    "deepseek-ai-DeepSeek-V3.1": {"thinking": True},
+}
+
+
+@functools.cache
+def opening(name: str) -> ChatTemplate:
+    file = TEMPLATES / f"{name}.jinja"
+    return ChatTemplate(TOKENIZER, chat_template=file, arguments=OPENED[name])
+
+
+def sample_texts(template: ChatTemplate, row: dict[str, Any], **options: Any) -> list[str]:
+    conversation = parse_row(row)
+    assert isinstance(conversation, Conversation)
+    samples, lost = tokenise_conversation(
+        conversation, template, TokeniseOptions(**{"max_tokens": 4096, **options})
+    )
+    assert not lost
+    return [marked(template, sample) for sample in samples]
+
+
+@pytest.mark.parametrize("name", OPENED)
+def test_a_thought_that_the_prompt_opens_and_no_history_shows(name: str) -> None:
+    template = opening(name)
+    messages = [*chat("Hi", "Hello", "So?"), {"role": "assistant", "content": "Yes"}]
+    messages[1]["reasoning_content"], messages[3]["reasoning"] = "Greet.", "Agree."
+    first, second = sample_texts(template, {"messages": messages})
+    lines = "\n" if template.opener == "<think>\n" else ""
+    end = f"{lines}</think>{lines * 2}"
+    # the server's prompt, then what the model wrote
+    prompts = [template.rendering.text(messages[:place], prompt=True) for place in (1, 3)]
+    assert first.startswith(f"{prompts[0]}⟦Greet.{end}Hello<")
+    assert second.startswith(f"{prompts[1]}⟦Agree.{end}Yes<")
+    assert "Greet." not in second
+    first, second = sample_texts(template, {"messages": messages}, include_reasoning=False)
+    assert f"Greet.{end}⟦Hello<" in first
+    assert f"Agree.{end}⟦Yes<" in second
+
+
+@pytest.mark.parametrize("name", OPENED)
+@pytest.mark.parametrize(
+    "text", ["<think>\nGreet.\n</think>\n\nHello", "Greet.\n</think>\n\nHello"]
+)
+def test_a_thought_in_the_text_follows_the_prompt_that_opens_it(name: str, text: str) -> None:
+    template = opening(name)
+    (sample,) = sample_texts(template, {"messages": chat("Hi", text)})
+    prompt = template.rendering.text(chat("Hi"), prompt=True)
+    assert sample.startswith(f"{prompt}⟦{text.removeprefix(template.opener)}<")
+
+
+@pytest.mark.parametrize("name", OPENED)
+@pytest.mark.parametrize("answer", [{"reasoning": "Gr"}, {"content": "<think>\nGr"}])
+def test_a_thought_that_was_cut_in_the_prompts_opening(name: str, answer: dict) -> None:
+    template = opening(name)
+    answer = {"role": "assistant", "finish_reason": "length", **answer}
+    (sample,) = sample_texts(template, {"messages": [*chat("Hi"), answer]})
+    assert sample == template.rendering.text(chat("Hi"), prompt=True) + "⟦Gr⟧"
+
+
+def test_a_thought_before_a_call_in_the_prompts_opening() -> None:
+    template = opening("Qwen-QwQ-32B")
+    called = {**CALLS[1], "reasoning": "Look."}
+    first, second = sample_texts(
+        template, {"messages": [CALLS[0], called, CALLS[2], {**CALLS[3], "thinking": "Dry."}]}
+    )
+    assert '<think>\n⟦Look.\n</think>\n\n<tool_call>\n{"name": "weather"' in first
+    assert second.endswith("<think>\n⟦Dry.\n</think>\n\nNo.<|im_end|>⟧\n")
+
+
+def test_a_thought_where_the_prompt_opens_none_is_refused() -> None:
+    # after a result, this template adds no generation prompt
+    template = opening("deepseek-ai-DeepSeek-R1-Distill-Llama-8B")
+    messages = [*CALLS[:3], {**CALLS[3], "reasoning_content": "Dry."}]
+    with pytest.raises(RowSkipped, match="not_rendered: .* reasoning of message 3"):
+        sample_texts(template, {"messages": messages})
 
 
 def test_deepseek_v3_1_arguments_are_text() -> None:

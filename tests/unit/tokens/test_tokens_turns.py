@@ -316,6 +316,23 @@ def test_names_of_roles_come_from_the_configuration(demo_model, tmp_path, monkey
     assert run_source(tmp_path, [row], roles={"kimi": "assistant"})["kept"] == 1
 
 
+def test_what_the_splitting_of_rows_costs_is_counted(tmp_path, monkeypatch, capsys) -> None:
+    loaded = template("qwen3")
+    monkeypatch.setattr(tokeniser, "ChatTemplate", lambda *_, **__: loaded)
+    split = answered({"content": "One", "reasoning": "Hm"}, {"content": "Two", "reasoning": "So"})
+    counts = run_source(tmp_path, [split, answered({"content": "Three"})])
+    assert counts["samples"] == 3
+    # both samples of the split row begin with the first question
+    asked = loaded.rendering.rendered(split["messages"][:1], prompt=True).ids
+    assert counts["repeated_tokens"] == len(asked)
+    share = f"{len(asked) / counts['tokens']:.0%}"
+    assert (
+        f"; {share} of the tokens are history that the row's sample before has too"
+        in capsys.readouterr().err
+    )
+    assert run_source(tmp_path, [answered({"content": "Four"})])["repeated_tokens"] == 0
+
+
 def test_qwen3_two_hundred_turns_with_a_thought_in_each_take_seconds() -> None:
     messages = []
     for turn in range(200):
