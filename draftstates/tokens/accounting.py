@@ -57,26 +57,20 @@ class RowCounter:
         self.counts["rows_in"] += 1
         kept, skipped = [], result.skipped
         for name, sample in result.samples:
-            first = self._first_row(name, result.number)
-            if first is None:
-                kept.append((len(kept), name, sample))
-            elif skipped is None:
-                skipped = RowSkipped("duplicate", f"the same tokens and mask as row {first}")
+            if self._seen is not None:
+                key = bytes.fromhex(name)
+                if key in self._seen:
+                    why = f"the same tokens and mask as row {self._seen[key]}"
+                    skipped = skipped or RowSkipped("duplicate", why)
+                    continue
+                self._seen[key] = result.number
+            kept.append((len(kept), name, sample))
         self.counts["duplicate_samples"] += len(result.samples) - len(kept)
         if kept:
             self._count_kept(kept, result)
         else:
             self._count_skipped(skipped or RowSkipped("duplicate", "no new sample"), result)
         return kept
-
-    def _first_row(self, name: str, row: int) -> int | None:
-        if self._seen is None:
-            return None
-        key = bytes.fromhex(name)
-        if key in self._seen:
-            return self._seen[key]
-        self._seen[key] = row
-        return None
 
     def _count_kept(self, kept: list[tuple[int, str, Sample]], result: RowResult) -> None:
         self.counts["kept"] += 1
@@ -108,11 +102,6 @@ class RowCounter:
             }
             self._examples.append(example)
 
-    @property
-    def bad(self) -> int:
-        """Number of rows that were skipped for their content, not by choice."""
-        return sum(count for reason, count in self.skipped.items() if reason not in BENIGN)
-
     def check(self, max_skipped_fraction: float) -> None:
         """Refuse too many bad rows, a source without kept rows, and a sum that does not close."""
         rows, kept = self.counts["rows_in"], self.counts["kept"]
@@ -120,10 +109,12 @@ class RowCounter:
             raise AssertionError(
                 f"{self.source}: {rows} rows in, but {kept} kept and {dict(self.skipped)}"
             )
-        if self.bad > max_skipped_fraction * rows:
+        # skipped for their content, not by choice
+        bad = sum(count for reason, count in self.skipped.items() if reason not in BENIGN)
+        if bad > max_skipped_fraction * rows:
             allowed = f"more than max_skipped_fraction {max_skipped_fraction} allows"
             raise UserError(
-                f"source {self.source}: {self.bad} of {rows} rows are bad, {allowed}: {self._why()}"
+                f"source {self.source}: {bad} of {rows} rows are bad, {allowed}: {self._why()}"
             )
         if kept == 0:
             raise UserError(f"source {self.source}: not one of {rows} rows is kept: {self._why()}")

@@ -74,10 +74,6 @@ def parse_row(
     Raises:
         RowSkipped: the row holds no conversation and no tokens; the error has reason and detail.
     """
-    return _RowParser(_parsed(value), columns or {}, roles or {}).parse(layout)
-
-
-def _parsed(value: object) -> dict[str, Any]:
     if isinstance(value, RowSkipped):
         raise value
     if isinstance(value, bytes):
@@ -87,7 +83,7 @@ def _parsed(value: object) -> dict[str, Any]:
             raise RowSkipped("broken_json", str(error)) from None
     if not isinstance(value, dict):
         raise RowSkipped("not_an_object", f"expected an object, found {shown(value)}")
-    return value
+    return _RowParser(value, columns or {}, roles or {}).parse(layout)
 
 
 class _RowParser:

@@ -46,9 +46,13 @@ class CallForm:
         """Return a message with its calls in this form."""
         calls = message["tool_calls"]
         if self.as_text:
+            # written as models write it
+            texts = [
+                json.dumps(call["function"]["arguments"], ensure_ascii=False) for call in calls
+            ]
             calls = [
-                {**call, "function": {**call["function"], "arguments": _as_json(call)}}
-                for call in calls
+                {**call, "function": {**call["function"], "arguments": text}}
+                for call, text in zip(calls, texts, strict=True)
             ]
         return {**message, "content": message["content"] or self.content, "tool_calls": calls}
 
@@ -153,11 +157,6 @@ def find_forms(render: Render) -> Forms:
         ignored=frozenset(ignored),
         result_tags=_result_tags(render, calls or SERVERS_FORM),
     )
-
-
-def _as_json(call: dict[str, Any]) -> str:
-    """Return a call's arguments as JSON text, written as models write it."""
-    return json.dumps(call["function"]["arguments"], ensure_ascii=False)
 
 
 def _call(name: str, text: str, content: str = "") -> Message:

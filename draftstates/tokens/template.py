@@ -37,6 +37,8 @@ from draftstates.tokens.turn_bounds import (
     find_turn_marks,
 )
 
+_USER = {"role": "user", "content": "Hi"}
+
 
 class ChatTemplate:
     """The chat template, or renderer, and the tokenizer in a folder.
@@ -85,9 +87,12 @@ class ChatTemplate:
         self._named_template = chat_template
         self._today = today
         self._encoder = encoder_for(self.tokenizer)
-        self._named_ends = _ids_of(end_tokens, self.tokenizer) | _model_end_ids(
-            folder, self.tokenizer
-        )
+        vocabulary = self.tokenizer.get_vocab()
+        if unknown := [token for token in end_tokens if token not in vocabulary]:
+            raise UserError(f"data.end_tokens: not in the vocabulary: {', '.join(unknown)}")
+        # those that the model's own files name; a turn's need not be the end-of-text token
+        own = {*ModelFolder(folder).end_ids, self.tokenizer.eos_token_id} - {None}
+        self._named_ends = {vocabulary[token] for token in end_tokens} | own
         self._arguments = dict(arguments or {})
         self.why = ""
         if renderer == "auto":
@@ -265,7 +270,11 @@ class ChatTemplate:
             self.tokenizer.convert_ids_to_tokens(token)
             for token in sorted(self.ends.ids & self.added_ids)
         )
-        self.closing_text = self._find_closing_text()
+        turns = [
+            self.rendering.text([_USER, {"role": "assistant", "content": answer}])
+            for answer in ANSWERS
+        ]
+        self.closing_text = os.path.commonprefix([text[::-1] for text in turns])[::-1]
         # a template that shows thoughts shows them behind what its prompt opens
         self.opener = "" if any(self.forms.reasoning) else find_opener(self.rendering.text)
         if self.opener:
@@ -276,14 +285,6 @@ class ChatTemplate:
         )
         if isinstance(self.rendering, TemplateRendering):
             self._check_round_trip(self.rendering)
-
-    def _find_closing_text(self) -> str:
-        user = {"role": "user", "content": "Hi"}
-        texts = [
-            self.rendering.text([user, {"role": "assistant", "content": answer}])[::-1]
-            for answer in ANSWERS
-        ]
-        return os.path.commonprefix(texts)[::-1]
 
     def _template(self) -> TemplateRendering:
         named = self.tokenizer.chat_template
@@ -322,25 +323,9 @@ class ChatTemplate:
         Some tokenizers (Mistral's own) have marks that no text represents. The server does not get
         the ids of their rendered text.
         """
-        messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
+        messages = [_USER, {"role": "assistant", "content": "Yes"}]
         if self.rendering.rendered(messages).ids.tolist() != rendering.tokenizers_ids(messages):
             raise UserError(
                 f"{self.folder}: this tokenizer gives a rendered conversation other ids than its"
                 " text; it is not supported"
             )
-
-
-def _ids_of(tokens: Sequence[str], tokenizer: Any) -> set[int]:
-    vocabulary = tokenizer.get_vocab()
-    if unknown := [token for token in tokens if token not in vocabulary]:
-        raise UserError(f"data.end_tokens: not in the vocabulary: {', '.join(unknown)}")
-    return {vocabulary[token] for token in tokens}
-
-
-def _model_end_ids(folder: Path, tokenizer: Any) -> set[int]:
-    """Return the end tokens that the model's own files name.
-
-    The end token of a turn need not be the end-of-text token.
-    """
-    found = set(ModelFolder(folder).end_ids)
-    return found if tokenizer.eos_token_id is None else {*found, tokenizer.eos_token_id}

@@ -30,6 +30,7 @@ _USER = {"role": "user", "content": "Hi"}
 _ANSWER = {"role": "assistant", "content": "Yes"}
 # most tokens in which the end of a turn is looked for where the next message begins
 _LONGEST_OPENING = 4
+_LONGEST_TAG = 40
 _OPENED_THOUGHT = re.compile(r"<[\w:]*th(?:ink|ought)\w*>\s*\Z")
 
 Messages = list[dict[str, Any]]
@@ -208,13 +209,7 @@ def _next_roles(render: RenderIds, calls: list[dict[str, Any]]) -> dict[str, tup
 
 def _common_suffix(turns: list[list[int]]) -> list[int]:
     """Return the longest list of tokens in which all turns end."""
-    if not turns:
-        return []
-    shortest = min(map(len, turns))
-    shared = 0
-    while shared < shortest and len({turn[-1 - shared] for turn in turns}) == 1:
-        shared += 1
-    return turns[0][len(turns[0]) - shared :]
+    return list(os.path.commonprefix([turn[::-1] for turn in turns]))[::-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,10 +285,15 @@ def find_opener(render: Callable[..., str]) -> str:
         prompt, turn = render([_USER], prompt=True), render([_USER, _ANSWER])
     except RowSkipped:
         return ""
-    found = _OPENED_THOUGHT.search(prompt)
-    if not found or (turn.startswith(prompt) and not turn.startswith(prompt + closer_of(found[0]))):
-        return ""
-    return found[0]
+    found = opened_thought(prompt)
+    follows = turn.startswith(prompt) and not turn.startswith(prompt + closer_of(found))
+    return "" if follows else found
+
+
+def opened_thought(prompt: str) -> str:
+    """Return the opening of a thought with which a generation prompt ends; empty for none."""
+    found = _OPENED_THOUGHT.search(prompt[-_LONGEST_TAG:])
+    return found[0] if found else ""
 
 
 def closer_of(opener: str) -> str:

@@ -19,7 +19,7 @@ from draftstates.tokens.rendering import Rendered
 from draftstates.tokens.rows import RowSkipped
 from draftstates.tokens.sources import TokeniseOptions
 from draftstates.tokens.template import ChatTemplate
-from draftstates.tokens.turn_bounds import closer_of
+from draftstates.tokens.turn_bounds import closer_of, opened_thought
 
 # most tokens with which a prompt may open a turn, such as the start of a thought
 _LONGEST_OPENER = 16
@@ -168,7 +168,15 @@ def _turn(
     end = len(ids)
     if not is_open:
         end = start + template.ends.end(ids[start:], calls=calls, tokenizer=template.tokenizer)
-    check.see(place, prompt.text, _answer_text(prompt.text, turn.text, ids[start:], template))
+    if turn.text.startswith(prompt.text):
+        answer = turn.text[len(prompt.text) :]
+    else:
+        # the ids have the last word
+        answer = template.tokenizer.decode(ids[start:].tolist())
+    opened = opened_thought(prompt.text)
+    if opened and not is_open and closer_of(opened) not in answer:
+        raise _unlike(prompt)
+    check.see(place, prompt.text, answer)
     if end == start:
         raise RowSkipped("no_supervised_tokens", "the answer was cut before its first token")
     if options.include_reasoning:
@@ -227,13 +235,6 @@ def _with_thought(
     rest = turn.text[len(history) :].removeprefix(tag).removeprefix(closer)
     text = prompt.text + block + rest
     return Rendered(text, template.encode(text)), prompt.text + block
-
-
-def _answer_text(prompt_text: str, text: str, answer: np.ndarray, template: ChatTemplate) -> str:
-    """Return the text of a turn; the ids have the last word where it does not follow the prompt."""
-    if text.startswith(prompt_text):
-        return text[len(prompt_text) :]
-    return template.tokenizer.decode(answer.tolist())
 
 
 def _without_end(text: str, message: dict[str, Any], start: int, template: ChatTemplate) -> str:
@@ -296,7 +297,11 @@ def _continuation(
             ):
                 closing = [] if is_open else template.ends.closing
                 return np.concatenate([answer[shared:], np.array(closing, dtype=np.int32)])
-    raise RowSkipped(
+    raise _unlike(prompt)
+
+
+def _unlike(prompt: Rendered) -> RowSkipped:
+    return RowSkipped(
         "prompt_not_prefix",
         "expected a rendering that begins as the prompt, which ends in"
         f" {prompt.text[-40:]!r}: where that opens a thought, the answer needs reasoning, or"
