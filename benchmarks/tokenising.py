@@ -209,9 +209,8 @@ def print_complete(scratch: Path, arguments: argparse.Namespace) -> None:
 
 def one(rows: Path, folder: Path, workers: int) -> None:
     """Run draftstates' tokenising in this process, and print its figures."""
-    from draftstates.tokens.pipeline import Pipeline
     from draftstates.tokens.sources import TokeniseOptions
-    from draftstates.tokens.tokenise import tokenise_source
+    from draftstates.tokens.tokenise import Pipeline, tokenise_source
 
     options = TokeniseOptions(max_tokens=MAX_TOKENS, over_long="cut", max_skipped_fraction=1.0)
     # imports are not timed

@@ -20,6 +20,33 @@ from draftstates.tokens.turns import Sample, tokenise_conversation
 REPOSITORY = Path(__file__).resolve().parent.parent
 SMOLLM2 = REPOSITORY / "models" / "SmolLM2-135M-Instruct"
 TEMPLATES = Path(__file__).resolve().parent / "chat_templates"
+# real templates, and a tokenizer with the marks of them all; see `fetch_tokenizers.py`
+REAL_TEMPLATES = sorted((REPOSITORY / ".cache" / "templates").glob("*.jinja"))
+ALL_MARKS = REPOSITORY / ".cache" / "tokenizers" / "marked"
+# end tokens that the models' own files name, by the beginning of the template's name
+_ENDS = {
+    "Apertus": ("<|assistant_end|>",),
+    "Apriel-1": ("<|end|>",),
+    "ByteDance-Seed": ("<seed:eos>",),
+    "Cohere": ("<|END_OF_TURN_TOKEN|>",),
+    "GLM-4": ("<|endoftext|>", "<|user|>", "<|observation|>"),
+    "Kimi-K3": ("<|end_of_msg|>",),
+    "google-gemma-4": ("<turn|>", "<|tool_response>"),
+    "microsoft-Phi": ("<|end|>",),
+    "openai-gpt-oss": ("<|return|>", "<|call|>"),
+    "tencent-Hy3": ("<｜hy_eos:opensource｜>",),
+    "unsloth-Apriel": ("<|end|>",),
+    "upstage-Solar": ("<|end|>", "<|calls|>"),
+}
+_NEEDS_TOOLS = "'NoneType' object is not iterable.*data.template_arguments.*data.chat_template"
+# templates that are refused, and what the message says
+REFUSED = {
+    "CohereForAI-c4ai-command-r-plus-tool_use": _NEEDS_TOOLS,
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": _NEEDS_TOOLS,
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": _NEEDS_TOOLS,
+    "fireworks-ai-llama-3-firefunction-v2": "'functions' is undefined.*data.template_arguments",
+    "llama-cpp-rwkv-world": "puts nothing after an assistant turn.*data.chat_template",
+}
 
 # The import takes longer than the rest of a test.
 _loaded_once = functools.cache(load_tokenizer)
@@ -44,6 +71,14 @@ def template(
     return ChatTemplate(
         tokenizer_folder(name), chat_template=path, arguments=arguments, end_tokens=end_tokens
     )
+
+
+@functools.cache
+def real_template(name: str) -> ChatTemplate:
+    """Return one of `REAL_TEMPLATES` by its name, loaded once."""
+    ends = next((ends for start, ends in _ENDS.items() if name.startswith(start)), ())
+    file = REAL_TEMPLATES[0].parent / f"{name}.jinja"
+    return ChatTemplate(ALL_MARKS, chat_template=file, end_tokens=ends)
 
 
 def chat(*turns: str, system: str | None = None) -> list[dict[str, Any]]:

@@ -1,11 +1,12 @@
 """The accounting of a source: rows in = kept + skipped, by reason."""
 
+import dataclasses
+import itertools
 from collections import Counter
 from typing import Any
 
 from draftstates.containers import present_image
 from draftstates.errors import UserError
-from draftstates.tokens.pipeline import RowResult
 from draftstates.tokens.rows import BENIGN, REASONS, RowSkipped
 from draftstates.tokens.turns import Sample
 
@@ -14,6 +15,28 @@ _EXAMPLES = 20
 _NAMES = 200
 _LONGEST = 200
 _OTHER_NAMES = "other names"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowResult:
+    """The result of a row: its samples, or the reason why it has no sample.
+
+    Attributes:
+        number: number of the row in its source.
+        where: file and line (or row), for messages.
+        samples: pairs (sample id, sample).
+        skipped: reason why the row has no sample; None for a kept row.
+        lost_turns: reasons why turns of a kept row are not in its samples.
+        not_used: names of the columns, keys and content of a kept row that are in none of its
+            samples.
+    """
+
+    number: int
+    where: str
+    samples: list[tuple[str, Sample]]
+    skipped: RowSkipped | None = None
+    lost_turns: tuple[str, ...] = ()
+    not_used: tuple[str, ...] = ()
 
 
 class RowCounter:
@@ -34,26 +57,20 @@ class RowCounter:
         self.counts["rows_in"] += 1
         kept, skipped = [], result.skipped
         for name, sample in result.samples:
-            first = self._first_row(name, result.number)
-            if first is None:
-                kept.append((len(kept), name, sample))
-            elif skipped is None:
-                skipped = RowSkipped("duplicate", f"the same tokens and mask as row {first}")
+            if self._seen is not None:
+                key = bytes.fromhex(name)
+                if key in self._seen:
+                    why = f"the same tokens and mask as row {self._seen[key]}"
+                    skipped = skipped or RowSkipped("duplicate", why)
+                    continue
+                self._seen[key] = result.number
+            kept.append((len(kept), name, sample))
         self.counts["duplicate_samples"] += len(result.samples) - len(kept)
         if kept:
             self._count_kept(kept, result)
         else:
             self._count_skipped(skipped or RowSkipped("duplicate", "no new sample"), result)
         return kept
-
-    def _first_row(self, name: str, row: int) -> int | None:
-        if self._seen is None:
-            return None
-        key = bytes.fromhex(name)
-        if key in self._seen:
-            return self._seen[key]
-        self._seen[key] = row
-        return None
 
     def _count_kept(self, kept: list[tuple[int, str, Sample]], result: RowResult) -> None:
         self.counts["kept"] += 1
@@ -66,6 +83,12 @@ class RowCounter:
             self.counts["cut_samples"] += sample.cut
             self.counts["tokens"] += len(sample.input_ids)
             self.counts["supervised_tokens"] += int(sample.loss_mask.sum())
+        for (_, _, earlier), (_, _, later) in itertools.pairwise(kept):
+            shorter = min(len(earlier.input_ids), len(later.input_ids))
+            differing = earlier.input_ids[:shorter] != later.input_ids[:shorter]
+            self.counts["repeated_tokens"] += (
+                int(differing.argmax()) if differing.any() else shorter
+            )
 
     def _count_skipped(self, skipped: RowSkipped, result: RowResult) -> None:
         self.skipped[skipped.reason] += 1
@@ -79,11 +102,6 @@ class RowCounter:
             }
             self._examples.append(example)
 
-    @property
-    def bad(self) -> int:
-        """Number of rows that were skipped for their content, not by choice."""
-        return sum(count for reason, count in self.skipped.items() if reason not in BENIGN)
-
     def check(self, max_skipped_fraction: float) -> None:
         """Refuse too many bad rows, a source without kept rows, and a sum that does not close."""
         rows, kept = self.counts["rows_in"], self.counts["kept"]
@@ -91,10 +109,12 @@ class RowCounter:
             raise AssertionError(
                 f"{self.source}: {rows} rows in, but {kept} kept and {dict(self.skipped)}"
             )
-        if self.bad > max_skipped_fraction * rows:
+        # skipped for their content, not by choice
+        bad = sum(count for reason, count in self.skipped.items() if reason not in BENIGN)
+        if bad > max_skipped_fraction * rows:
             allowed = f"more than max_skipped_fraction {max_skipped_fraction} allows"
             raise UserError(
-                f"source {self.source}: {self.bad} of {rows} rows are bad, {allowed}: {self._why()}"
+                f"source {self.source}: {bad} of {rows} rows are bad, {allowed}: {self._why()}"
             )
         if kept == 0:
             raise UserError(f"source {self.source}: not one of {rows} rows is kept: {self._why()}")
@@ -126,6 +146,9 @@ class RowCounter:
         if self.lost_turns:
             lost = [f"{count:,} {reason}" for reason, count in sorted(self.lost_turns.items())]
             text += f"; turns of kept rows left out: {', '.join(lost)}"
+        if self.counts["repeated_tokens"]:
+            share = self.counts["repeated_tokens"] / tokens
+            text += f"; {share:.0%} of the tokens are history that the row's sample before has too"
         if self.counts["cut_samples"]:
             text += f"; {self.counts['cut_samples']:,} samples cut"
         return text
@@ -147,6 +170,8 @@ class RowCounter:
             "supervised_tokens",
             "duplicate_samples",
             "cut_samples",
+            # what the splitting of rows costs: tokens with which the row's sample before begins too
+            "repeated_tokens",
         )
         return {
             "source": self.source,

@@ -6,12 +6,11 @@ from typing import Any
 
 from draftstates.config import reserved_arguments
 from draftstates.tokens.answers import AnswerJoiner
-from draftstates.tokens.flags import endings
+from draftstates.tokens.flags import RowFlags, endings, without_padding
 from draftstates.tokens.layouts import CONTEXTS, RowLayout
 from draftstates.tokens.messages import MessageReader
-from draftstates.tokens.row_flags import RowFlags, without_padding
+from draftstates.tokens.parts import REASONING_KEYS, is_setting
 from draftstates.tokens.rows import RowSkipped, parse_json, shown
-from draftstates.tokens.thoughts import REASONING_KEYS, is_setting
 from draftstates.tokens.tools import from_json, is_empty, read_tools
 
 _SYSTEM_COLUMNS = ("system", "system_prompt", "instructions")
@@ -75,10 +74,6 @@ def parse_row(
     Raises:
         RowSkipped: the row holds no conversation and no tokens; the error has reason and detail.
     """
-    return _RowParser(_parsed(value), columns or {}, roles or {}).parse(layout)
-
-
-def _parsed(value: object) -> dict[str, Any]:
     if isinstance(value, RowSkipped):
         raise value
     if isinstance(value, bytes):
@@ -88,7 +83,7 @@ def _parsed(value: object) -> dict[str, Any]:
             raise RowSkipped("broken_json", str(error)) from None
     if not isinstance(value, dict):
         raise RowSkipped("not_an_object", f"expected an object, found {shown(value)}")
-    return value
+    return _RowParser(value, columns or {}, roles or {}).parse(layout)
 
 
 class _RowParser:

@@ -1,10 +1,14 @@
-"""What a row says of an answer beside its text: whether it is learnt, and how it ended."""
+"""What a row and its messages say of an answer beside its text: is it learnt, how did it end."""
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from draftstates.tokens.rows import RowSkipped, shown
+from draftstates.tokens.tools import is_empty
+
+if TYPE_CHECKING:
+    from draftstates.tokens.messages import MessageReader
 
 FINISH_KEYS = (
     "finish_reason",
@@ -71,6 +75,10 @@ _ENDED = frozenset(
         "done",
     )
 )
+_EXCLUDING = ("train", "trainable", "train_on_turn", "learn", "weight")
+# a row without these says nothing, as most rows
+_SAYING = ENDING_KEYS.union(_EXCLUDING, HOLDERS, ("status", "mask_history", "finish_reasons"))
+_ENDED_WELL = ("complete", "completed", "success", "succeeded", "finished", "ok", "done")
 
 
 def is_excluded(item: dict[str, Any], *, answer: bool, where: str, not_used: set[str]) -> bool:
@@ -157,3 +165,178 @@ def was_cut(reason: object) -> bool | None:
     if known in _CUT:
         return True
     return False if known in _ENDED else None
+
+
+class RowFlags:
+    """The columns of a row that are flags.
+
+    Args:
+        row: the row's object.
+        columns: standard name -> the source's name.
+        used: names of the columns that are read are added.
+    """
+
+    def __init__(self, row: dict[str, Any], columns: Mapping[str, str], used: set[str]) -> None:
+        self._row = row
+        self._columns = columns
+        self._used = used
+
+    def check_wanted(self) -> None:
+        """Refuse a row that holds no answer that is wanted.
+
+        Raises:
+            RowSkipped: `no_supervised_tokens`: the row is a bad example, or failed.
+        """
+        if self._row.get("label") is False:
+            raise RowSkipped(
+                "no_supervised_tokens", "label: false says that the answer is a bad example"
+            )
+        status = self._row.get("status")
+        if has_failed(status):
+            raise RowSkipped("no_supervised_tokens", f"status: {status}: there is no answer")
+        if isinstance(status, str) and status.lower() in _ENDED_WELL:
+            self._used.add("status")
+
+    def learnt(self, count: int) -> list[bool] | None:
+        """Return whether each message is learnt, as the row's `loss_mask` or `weights` say.
+
+        Args:
+            count: number of the row's messages.
+
+        Raises:
+            RowSkipped: `bad_columns`: there is not a number for each message, or a `mask` does not
+                say what it masks.
+        """
+        self._check_mask()
+        name = self._columns.get("loss_mask", "loss_mask")
+        found = None
+        for key, weighs in ((name, False), ("weights", True)):
+            mask = self._row.get(key)
+            if is_empty(mask) or (weighs and not isinstance(mask, list)):
+                continue
+            self._used.add(key)
+            if (
+                not isinstance(mask, list)
+                or len(mask) != count
+                or any(not isinstance(value, (bool, int, float)) for value in mask)
+                or any(value not in (0, 1) and not (weighs and is_weight(value)) for value in mask)
+            ):
+                kind = "a number from 0" if weighs else "0 or 1"
+                raise RowSkipped(
+                    "bad_columns",
+                    f"column {key}: expected {kind} for each of {count} messages, found"
+                    f" {shown(mask)}",
+                )
+            given = [bool(value) for value in mask]
+            if found is not None and found != given:
+                raise RowSkipped(
+                    "bad_columns", f"column {key}: expected the same as {name}, found {shown(mask)}"
+                )
+            found = given
+        return found
+
+    def _check_mask(self) -> None:
+        mask = self._row.get("mask")
+        if is_empty(mask):
+            return
+        if isinstance(mask, str) and mask.lower() in ("user", "human"):
+            # the questions are masked, as they are anyway
+            self._used.add("mask")
+            return
+        raise RowSkipped(
+            "bad_columns",
+            "column mask: some data sets mask what is learnt, some what is not; name it loss_mask"
+            f" with 1 for what is learnt, found {shown(mask)}",
+        )
+
+    def excludes(self) -> bool:
+        """Return whether the row says that none of it is learnt.
+
+        Raises:
+            RowSkipped: `bad_columns`: a weight is negative or no number.
+        """
+        excluded = False
+        for name in _EXCLUDING:
+            value = self._row.get(name)
+            if isinstance(value, str) and value.strip().lower() in ("false", "0", "no"):
+                raise RowSkipped(
+                    "bad_columns", f"column {name}: expected true or false, found {shown(value)}"
+                )
+            if not isinstance(value, (bool, int, float)):
+                continue
+            if not is_weight(value):
+                raise RowSkipped(
+                    "bad_columns", f"column {name}: expected a number from 0, found {value}"
+                )
+            if not value:
+                self._used.add(name)
+                excluded = True
+        return excluded
+
+    def apply(self, reader: "MessageReader") -> None:
+        """Tell a reader what the row says of the answers that it has read.
+
+        Args:
+            reader: the reader of all messages.
+
+        Raises:
+            RowSkipped: `bad_columns`: a column holds something else.
+        """
+        if self._row.keys().isdisjoint(_SAYING):
+            return
+        if self.excludes():
+            reader.unsupervised.update(range(len(reader.messages)))
+        self._exclude_history(reader)
+        self._used.update(name for name in ENDING_KEYS if name in self._row)
+        for name, reason in endings(self._row):
+            self._used.update(["status"] if name == "status" else [])
+            reader.end_last(reason, name)
+        if not is_empty(reasons := self._row.get("finish_reasons")):
+            self._used.add("finish_reasons")
+            reader.end_last(reasons, "finish_reasons")
+
+    def _exclude_history(self, reader: "MessageReader") -> None:
+        masked = self._row.get("mask_history")
+        if is_empty(masked):
+            return
+        if not isinstance(masked, bool):
+            raise RowSkipped(
+                "bad_columns",
+                f"column mask_history: expected true or false, found {shown(masked)}",
+            )
+        self._used.add("mask_history")
+        answers = [
+            index for index, message in enumerate(reader.messages) if message["role"] == "assistant"
+        ]
+        reader.unsupervised.update(answers[:-1] if masked else [])
+
+
+def without_padding(
+    ids: list[Any], mask: list[Any], attention: object
+) -> tuple[list[Any], list[Any]]:
+    """Return the tokens of a row without its padding.
+
+    Args:
+        ids: ids [T].
+        mask: loss mask [T].
+        attention: 0 for padding, 1 for a token [T].
+
+    Raises:
+        RowSkipped: `bad_tokens`: the attention mask is something else, or has zeros between tokens.
+    """
+    if (
+        not isinstance(attention, list)
+        or not len(attention) == len(ids) == len(mask)
+        or any(value not in (0, 1) for value in attention)
+    ):
+        raise RowSkipped(
+            "bad_tokens",
+            f"attention_mask: expected 0 or 1 for each of {len(ids)} ids, found {shown(attention)}",
+        )
+    places = [index for index, value in enumerate(attention) if value]
+    first, end = (places[0], places[-1] + 1) if places else (0, 0)
+    if len(places) != end - first:
+        raise RowSkipped(
+            "bad_tokens", "attention_mask: expected padding at the ends, found it between tokens"
+        )
+    return ids[first:end], mask[first:end]

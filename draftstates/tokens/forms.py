@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from draftstates.tokens.content import MARK
+from draftstates.tokens.parts import REASONING_KEYS
 from draftstates.tokens.rows import RowSkipped
-from draftstates.tokens.thoughts import REASONING_KEYS
 
 _NAME, _ID = "fkx", "abcdefghi"
 _TAGS = re.compile(rf"(<[^<>\s]+>)\s*{MARK}\s*(</[^<>\s]+>)")
@@ -46,9 +46,13 @@ class CallForm:
         """Return a message with its calls in this form."""
         calls = message["tool_calls"]
         if self.as_text:
+            # written as models write it
+            texts = [
+                json.dumps(call["function"]["arguments"], ensure_ascii=False) for call in calls
+            ]
             calls = [
-                {**call, "function": {**call["function"], "arguments": _as_json(call)}}
-                for call in calls
+                {**call, "function": {**call["function"], "arguments": text}}
+                for call, text in zip(calls, texts, strict=True)
             ]
         return {**message, "content": message["content"] or self.content, "tool_calls": calls}
 
@@ -110,6 +114,15 @@ class Forms:
         """
         return {kind for message in messages for kind in _kinds(message)} & self.ignored
 
+    def with_thoughts(self) -> "Forms":
+        """Return the forms of a template whose prompt opens a thought and that shows none itself.
+
+        The thought follows the prompt, so it lies beside the answer; the template ignores it there.
+        """
+        shown = {"reasoning", "reasoning beside tool calls"}
+        keys = (REASONING_KEYS[0], REASONING_KEYS[0])
+        return dataclasses.replace(self, reasoning=keys, ignored=self.ignored - shown)
+
     def calling(self) -> list[Message]:
         """Return assistant messages that differ in their call; none where calls are not shown."""
         if self.calls is None:
@@ -144,11 +157,6 @@ def find_forms(render: Render) -> Forms:
         ignored=frozenset(ignored),
         result_tags=_result_tags(render, calls or SERVERS_FORM),
     )
-
-
-def _as_json(call: dict[str, Any]) -> str:
-    """Return a call's arguments as JSON text, written as models write it."""
-    return json.dumps(call["function"]["arguments"], ensure_ascii=False)
 
 
 def _call(name: str, text: str, content: str = "") -> Message:

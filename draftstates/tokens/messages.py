@@ -9,10 +9,18 @@ its name was.
 from collections.abc import Mapping
 from typing import Any
 
-from draftstates.tokens.blocks import joined, read_block, result_message, text_of
 from draftstates.tokens.flags import ENDING_KEYS, FLAGS, endings, is_excluded, was_cut
+from draftstates.tokens.parts import (
+    REASONING_KEYS,
+    joined,
+    one_thought,
+    read_block,
+    read_thoughts,
+    result_message,
+    text_of,
+    without_thought,
+)
 from draftstates.tokens.rows import RowSkipped, shown
-from draftstates.tokens.thoughts import REASONING_KEYS, one_thought, read_thoughts, without_thought
 from draftstates.tokens.tools import from_json, is_empty, read_calls, same_calls
 
 ROLES = {

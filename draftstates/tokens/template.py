@@ -16,17 +16,28 @@ import numpy as np
 from draftstates.config import TEMPLATE_DATE
 from draftstates.errors import UserError
 from draftstates.model.folder import ModelFolder
-from draftstates.tokens import library
 from draftstates.tokens.content import MARK, renamed, tools_are_quoted
 from draftstates.tokens.conversations import Conversation
 from draftstates.tokens.encoder import encoder_for, load_tokenizer
 from draftstates.tokens.forms import find_forms
-from draftstates.tokens.prefill import find_prefill
-from draftstates.tokens.rendering import Rendering, TemplateRendering, encoded
+from draftstates.tokens.rendering import (
+    Rendering,
+    TemplateRendering,
+    encoded,
+    load_renderer,
+    renderers_for,
+)
 from draftstates.tokens.rows import RowSkipped
 from draftstates.tokens.sources import read_template
-from draftstates.tokens.turn_ends import ANSWERS, find_turn_ends
-from draftstates.tokens.turn_marks import find_turn_marks
+from draftstates.tokens.turn_bounds import (
+    ANSWERS,
+    find_opener,
+    find_prefill,
+    find_turn_ends,
+    find_turn_marks,
+)
+
+_USER = {"role": "user", "content": "Hi"}
 
 
 class ChatTemplate:
@@ -42,6 +53,8 @@ class ChatTemplate:
         closing_text: text that is put after an assistant's text.
         forms: what of a message is rendered, and in which form.
         prefill: what a generation prompt adds and history lacks; usually nothing.
+        opener: the start of a thought that ends the generation prompt, where the template shows no
+            thought itself; usually empty.
         turn_marks: the marks by which it opens turns, which no row's text may begin with.
         added_ids: the vocabulary's marks; text is split at these first.
     """
@@ -74,9 +87,12 @@ class ChatTemplate:
         self._named_template = chat_template
         self._today = today
         self._encoder = encoder_for(self.tokenizer)
-        self._named_ends = _ids_of(end_tokens, self.tokenizer) | _model_end_ids(
-            folder, self.tokenizer
-        )
+        vocabulary = self.tokenizer.get_vocab()
+        if unknown := [token for token in end_tokens if token not in vocabulary]:
+            raise UserError(f"data.end_tokens: not in the vocabulary: {', '.join(unknown)}")
+        # those that the model's own files name; a turn's need not be the end-of-text token
+        own = {*ModelFolder(folder).end_ids, self.tokenizer.eos_token_id} - {None}
+        self._named_ends = {vocabulary[token] for token in end_tokens} | own
         self._arguments = dict(arguments or {})
         self.why = ""
         if renderer == "auto":
@@ -208,7 +224,7 @@ class ChatTemplate:
             return
         except UserError as error:
             refused = error
-        names = library.renderers_for(self.folder)
+        names = renderers_for(self.folder)
         # a template that the user names is meant to be used
         if self._named_template or not names:
             raise refused
@@ -254,21 +270,21 @@ class ChatTemplate:
             self.tokenizer.convert_ids_to_tokens(token)
             for token in sorted(self.ends.ids & self.added_ids)
         )
-        self.closing_text = self._find_closing_text()
+        turns = [
+            self.rendering.text([_USER, {"role": "assistant", "content": answer}])
+            for answer in ANSWERS
+        ]
+        self.closing_text = os.path.commonprefix([text[::-1] for text in turns])[::-1]
+        # a template that shows thoughts shows them behind what its prompt opens
+        self.opener = "" if any(self.forms.reasoning) else find_opener(self.rendering.text)
+        if self.opener:
+            self.forms = self.forms.with_thoughts()
         self.prefill = find_prefill(self.rendering.text, marks=self._marks)
         self.turn_marks = find_turn_marks(
             self.rendering.text, marks=self._marks, prefill=self.prefill
         )
         if isinstance(self.rendering, TemplateRendering):
             self._check_round_trip(self.rendering)
-
-    def _find_closing_text(self) -> str:
-        user = {"role": "user", "content": "Hi"}
-        texts = [
-            self.rendering.text([user, {"role": "assistant", "content": answer}])[::-1]
-            for answer in ANSWERS
-        ]
-        return os.path.commonprefix(texts)[::-1]
 
     def _template(self) -> TemplateRendering:
         named = self.tokenizer.chat_template
@@ -292,7 +308,7 @@ class ChatTemplate:
                 f"{self._origin}: the renderer {name} needs no template: leave out this key or"
                 " data.renderer"
             )
-        return library.load_renderer(
+        return load_renderer(
             name,
             folder=self.folder,
             tokenizer=self.tokenizer,
@@ -307,25 +323,9 @@ class ChatTemplate:
         Some tokenizers (Mistral's own) have marks that no text represents. The server does not get
         the ids of their rendered text.
         """
-        messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
+        messages = [_USER, {"role": "assistant", "content": "Yes"}]
         if self.rendering.rendered(messages).ids.tolist() != rendering.tokenizers_ids(messages):
             raise UserError(
                 f"{self.folder}: this tokenizer gives a rendered conversation other ids than its"
                 " text; it is not supported"
             )
-
-
-def _ids_of(tokens: Sequence[str], tokenizer: Any) -> set[int]:
-    vocabulary = tokenizer.get_vocab()
-    if unknown := [token for token in tokens if token not in vocabulary]:
-        raise UserError(f"data.end_tokens: not in the vocabulary: {', '.join(unknown)}")
-    return {vocabulary[token] for token in tokens}
-
-
-def _model_end_ids(folder: Path, tokenizer: Any) -> set[int]:
-    """Return the end tokens that the model's own files name.
-
-    The end token of a turn need not be the end-of-text token.
-    """
-    found = set(ModelFolder(folder).end_ids)
-    return found if tokenizer.eos_token_id is None else {*found, tokenizer.eos_token_id}

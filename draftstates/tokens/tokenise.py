@@ -1,31 +1,47 @@
-"""The tokeniser: from a source to a Parquet file of samples and the accounting of every row."""
+"""The tokeniser: from a source's rows to a Parquet file of samples and the accounting of each row.
+
+`tokenise_source` is the whole way. `Pipeline` is the work on one row, which worker processes share.
+"""
 
 import collections
+import contextlib
+import dataclasses
+import functools
 import itertools
+import json
 import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from draftstates.errors import UserError
-from draftstates.tokens.accounting import RowCounter
+from draftstates.ids import keyed_fraction, sample_id
+from draftstates.model.folder import ModelFolder
+from draftstates.tokens.accounting import RowCounter, RowResult
+from draftstates.tokens.conversations import Conversation, TokenRow, parse_row
+from draftstates.tokens.encoder import load_tokenizer
 from draftstates.tokens.files import SampleWriter, publish_accounting
 from draftstates.tokens.hub_data import is_record, read_record
-from draftstates.tokens.pipeline import Pipeline, RowResult
-from draftstates.tokens.rows import Row, read_rows
+from draftstates.tokens.rows import Row, RowSkipped, read_rows, shown
 from draftstates.tokens.sources import TokeniseOptions
+from draftstates.tokens.template import ChatTemplate
+from draftstates.tokens.turns import Sample, tokenise_conversation
 
 _CHUNK_ROWS = 128
 # what renders a source of tokens
 NO_RENDERER = "none, the rows are tokens"
 _PROGRESS_SECONDS = 5.0
+# most sets of rows' own arguments whose templates are kept
+_VARIANTS = 64
 # a worker process inherits it from its parent, tokenizer included
-_pipeline: Pipeline | None = None
+_pipeline: "Pipeline | None" = None
 
 
 def tokenise_source(
@@ -58,7 +74,8 @@ def tokenise_source(
             no row is kept. Then no file has its final name.
     """
     pipeline = Pipeline(tokenizer_path, options)
-    chunks = _chunked(read_rows(paths, limit=options.limit))
+    rows = read_rows(paths, limit=options.limit)
+    chunks = iter(lambda: list(itertools.islice(rows, _CHUNK_ROWS)), [])
     first = next(chunks, [])
     # a wrong tokenizer is reported before rows are tokenised; rows of tokens need none
     rendered = pipeline.needs_template(first)
@@ -69,27 +86,22 @@ def tokenise_source(
     progress = _ProgressLines(name)
     with SampleWriter(output) as writer:
         for result in _results(pipeline, first, chunks, workers):
-            for part, sample_id, sample in counts.add(result):
-                writer.add(row=result.number, part=part, sample_id=sample_id, sample=sample)
+            for part, sample_name, sample in counts.add(result):
+                writer.add(row=result.number, part=part, sample_id=sample_name, sample=sample)
             progress.show(counts)
         counts.check(options.max_skipped_fraction)
         writer.finish(renderer)
-    document = {**counts.as_dict(), "renderer": renderer, "data": _origin(paths)}
+    record = read_record(paths[0]) if len(paths) == 1 and is_record(paths[0]) else None
+    # the data set and commit of a source from the hub; empty for files
+    data = f"{record['id']}@{record['revision']}" if record else ""
+    document = {**counts.as_dict(), "renderer": renderer, "data": data}
     publish_accounting(document, accounting, tokens=output)
     progress.show(counts, last=True)
     return document
 
 
-def _origin(paths: list[Path]) -> str:
-    """Return the data set and commit of a source from the hub; empty for files."""
-    if len(paths) == 1 and is_record(paths[0]):
-        record = read_record(paths[0])
-        return f"{record['id']}@{record['revision']}"
-    return ""
-
-
 def _results(
-    pipeline: Pipeline, first: list[Row], chunks: Iterator[list[Row]], workers: int
+    pipeline: "Pipeline", first: list[Row], chunks: Iterator[list[Row]], workers: int
 ) -> Iterator[RowResult]:
     """Yield the results in the rows' order; of several processes, few chunks are pending."""
     global _pipeline
@@ -118,20 +130,161 @@ def _results(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _chunked(rows: Iterator[Row]) -> Iterator[list[Row]]:
-    chunk: list[Row] = []
-    for row in rows:
-        chunk.append(row)
-        if len(chunk) == _CHUNK_ROWS:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
-
-
 def _work(rows: list[Row]) -> list[RowResult]:
     assert _pipeline is not None
     return [_pipeline.process(row) for row in rows]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """The tokenizer and the options by which a worker turns rows into samples."""
+
+    tokenizer_path: Path
+    options: TokeniseOptions
+    _variants: dict[str, ChatTemplate] = dataclasses.field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    @functools.cached_property
+    def template(self) -> ChatTemplate:
+        """The chat template, loaded when it is first used.
+
+        Raises:
+            UserError: the tokenizer or its template cannot be used.
+        """
+        options = self.options
+        return ChatTemplate(
+            self.tokenizer_path,
+            chat_template=options.chat_template,
+            renderer=options.renderer,
+            arguments=options.template_arguments,
+            end_tokens=options.end_tokens,
+            today=options.template_date,
+            trust_remote_code=options.trust_remote_code,
+        )
+
+    @functools.cached_property
+    def vocabulary(self) -> tuple[int, int | None]:
+        """The number of token ids of the model, and its beginning-of-sequence token.
+
+        A row of tokens needs no template, and its ids may be any that the model has. Only a folder
+        without a model asks the tokenizer.
+
+        Raises:
+            UserError: the tokenizer is needed and cannot be loaded.
+        """
+        model = ModelFolder(self.tokenizer_path)
+        if model.exists() and "vocab_size" in model.text:
+            begin = model.text.get("bos_token_id", model.config.get("bos_token_id"))
+            return model.vocab_size, begin if isinstance(begin, int) else None
+        tokenizer = load_tokenizer(
+            self.tokenizer_path, trust_remote_code=self.options.trust_remote_code
+        )
+        return len(tokenizer), tokenizer.bos_token_id
+
+    def needs_template(self, rows: Sequence[Row]) -> bool:
+        """Return whether a source that begins with these rows holds anything but tokens."""
+        holds_tokens = False
+        for row in rows:
+            with contextlib.suppress(RowSkipped):
+                if isinstance(self._parsed(row), Conversation):
+                    return True
+                holds_tokens = True
+        return not holds_tokens
+
+    def _parsed(self, row: Row) -> Conversation | TokenRow:
+        return parse_row(
+            row.value,
+            layout=self.options.format,
+            columns=self.options.columns,
+            roles=self.options.roles,
+        )
+
+    def _template_for(self, conversation: Conversation) -> ChatTemplate:
+        """Return the template, with the row's own arguments where it has some."""
+        if not conversation.arguments:
+            return self.template
+        key = json.dumps(conversation.arguments, sort_keys=True, default=str)
+        if key not in self._variants:
+            if len(self._variants) >= _VARIANTS:
+                self._variants.clear()
+            self._variants[key] = self.template.with_arguments(conversation.arguments)
+        return self._variants[key]
+
+    def process(self, row: Row) -> RowResult:
+        """Turn a row into its samples.
+
+        A bad row raises no error: the reason is in `skipped` of the result.
+        """
+        try:
+            parsed = self._parsed(row)
+            self._draw(parsed)
+            not_used = set(parsed.not_used)
+            if isinstance(parsed, TokenRow):
+                samples, lost = [self._checked(parsed)], []
+            else:
+                samples, lost = tokenise_conversation(
+                    parsed, self._template_for(parsed), self.options, not_used
+                )
+        except RowSkipped as skipped:
+            return RowResult(row.number, row.where, [], skipped)
+        except Exception as error:
+            error.add_note(f"while tokenising {row.where}")
+            raise
+        named = [(sample_id(sample.input_ids, sample.loss_mask), sample) for sample in samples]
+        return RowResult(
+            row.number,
+            row.where,
+            named,
+            lost_turns=tuple(error.reason for error in lost),
+            not_used=tuple(sorted(not_used)),
+        )
+
+    def _draw(self, parsed: Conversation | TokenRow) -> None:
+        if self.options.weight < 1:
+            # what is chosen depends on the content alone, and not on the row's other columns
+            fields = ("messages", "tools", "input_ids", "loss_mask")
+            content = json.dumps(
+                {name: getattr(parsed, name) for name in fields if hasattr(parsed, name)},
+                sort_keys=True,
+                default=str,
+            )
+            if keyed_fraction(content, key="draftstates.weight") >= self.options.weight:
+                raise RowSkipped("not_sampled", f"outside the share of {self.options.weight}")
+
+    def _checked(self, row: TokenRow) -> Sample:
+        """Check a row that came as tokens: ids in range, a mask value for each, max_tokens."""
+        ids, mask = row.input_ids, row.loss_mask
+        size, bos = self.vocabulary
+        if len(ids) != len(mask):
+            raise RowSkipped("bad_tokens", f"{len(ids)} ids but {len(mask)} mask values")
+        if not ids:
+            raise RowSkipped("empty", "expected tokens, found none")
+        for name, values, kinds, limit in (
+            ("input_ids", ids, (int,), size),
+            ("loss_mask", mask, (int, bool), 2),
+        ):
+            wrong = [
+                value for value in values if type(value) not in kinds or not 0 <= value < limit
+            ]
+            if wrong:
+                raise RowSkipped(
+                    "bad_tokens",
+                    f"{name}: expected whole numbers from 0 to {limit - 1}, found"
+                    f" {shown(wrong[0])}",
+                )
+        if len(ids) > self.options.max_tokens:
+            raise RowSkipped(
+                "too_long", f"expected at most {self.options.max_tokens} tokens, found {len(ids)}"
+            )
+        if bos is not None and ids[:2] == [bos, bos]:
+            raise RowSkipped("doubled_bos", f"the first two tokens are both {bos}")
+        if not any(mask[1:]):
+            raise RowSkipped(
+                "no_supervised_tokens",
+                f"none of {len(ids)} tokens after the first is supervised",
+            )
+        return Sample(np.asarray(ids, dtype=np.int32), np.asarray(mask, dtype=np.uint8))
 
 
 class _ProgressLines:

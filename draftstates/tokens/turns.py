@@ -19,6 +19,7 @@ from draftstates.tokens.rendering import Rendered
 from draftstates.tokens.rows import RowSkipped
 from draftstates.tokens.sources import TokeniseOptions
 from draftstates.tokens.template import ChatTemplate
+from draftstates.tokens.turn_bounds import closer_of, opened_thought
 
 # most tokens with which a prompt may open a turn, such as the start of a thought
 _LONGEST_OPENER = 16
@@ -152,6 +153,7 @@ def _turn(
 ) -> _Turn:
     prompt = template.rendering.rendered(messages[:place], tools=tools, prompt=True)
     turn = template.rendering.rendered(messages[: place + 1], tools=tools)
+    turn, thought = _with_thought(prompt, turn, messages[: place + 1], tools, template)
     if is_open:
         text = _without_end(turn.text, messages[place], len(prompt.text), template)
         turn = Rendered(text, template.encode(text))
@@ -166,23 +168,73 @@ def _turn(
     end = len(ids)
     if not is_open:
         end = start + template.ends.end(ids[start:], calls=calls, tokenizer=template.tokenizer)
-    check.see(place, prompt.text, _answer_text(prompt.text, turn.text, ids[start:], template))
+    if turn.text.startswith(prompt.text):
+        answer = turn.text[len(prompt.text) :]
+    else:
+        # the ids have the last word
+        answer = template.tokenizer.decode(ids[start:].tolist())
+    opened = opened_thought(prompt.text)
+    if opened and not is_open and closer_of(opened) not in answer:
+        raise _unlike(prompt)
+    check.see(place, prompt.text, answer)
     if end == start:
         raise RowSkipped("no_supervised_tokens", "the answer was cut before its first token")
     if options.include_reasoning:
         return _Turn(ids, end, [(start, end)])
     # an answer that is empty still has its end token as target, unless it was cut
-    first = _answer_start(messages, place, tools, template, ids, start)
+    first = _answer_start(messages, place, tools, template, ids, start, thought)
     if first >= end and is_open:
         raise RowSkipped("no_supervised_tokens", "the answer was cut in its reasoning")
     return _Turn(ids, end, [(min(first, end - 1), end)])
 
 
-def _answer_text(prompt_text: str, text: str, answer: np.ndarray, template: ChatTemplate) -> str:
-    """Return the text of a turn; the ids have the last word where it does not follow the prompt."""
-    if text.startswith(prompt_text):
-        return text[len(prompt_text) :]
-    return template.tokenizer.decode(answer.tolist())
+def _with_thought(
+    prompt: Rendered,
+    turn: Rendered,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    template: ChatTemplate,
+) -> tuple[Rendered, str]:
+    """Return a turn with the thought that the prompt opens and the template leaves out.
+
+    Args:
+        prompt: the history with generation prompt.
+        turn: the history and the turn as the template renders them.
+        messages: messages up to the turn's.
+        tools: tools of the conversation.
+        template: the template.
+
+    Returns:
+        The turn, and its text up to the end of the thought; no text where nothing is put in.
+    """
+    opener, message = template.opener, messages[-1]
+    if not opener or not prompt.text.endswith(opener):
+        return turn, ""
+    tag, closer, content = opener.strip(), closer_of(opener), message["content"]
+    if turn.text.startswith(prompt.text) and not turn.text.startswith(prompt.text + closer):
+        # the answer's own text has the thought
+        return turn, ""
+    thought = message.get("reasoning_content")
+    if thought:
+        # models write as many newlines around the end of a thought as behind its start
+        lines = "\n" * opener.count("\n")
+        block = f"{thought.strip()}{lines}{closer}{lines * 2}"
+    elif isinstance(content, str) and closer in content:
+        said, _, after = content.partition(closer)
+        answer = after.lstrip("\n")
+        said = said.removeprefix(opener if said.startswith(opener) else tag)
+        block = said + closer + after[: len(after) - len(answer)]
+        bare = {**message, "content": answer}
+        turn = template.rendering.rendered([*messages[:-1], bare], tools=tools)
+    else:
+        return turn, ""
+    history = prompt.text.removesuffix(opener)
+    if not turn.text.startswith(history):
+        return turn, ""
+    # some show the end of an empty thought
+    rest = turn.text[len(history) :].removeprefix(tag).removeprefix(closer)
+    text = prompt.text + block + rest
+    return Rendered(text, template.encode(text)), prompt.text + block
 
 
 def _without_end(text: str, message: dict[str, Any], start: int, template: ChatTemplate) -> str:
@@ -245,7 +297,11 @@ def _continuation(
             ):
                 closing = [] if is_open else template.ends.closing
                 return np.concatenate([answer[shared:], np.array(closing, dtype=np.int32)])
-    raise RowSkipped(
+    raise _unlike(prompt)
+
+
+def _unlike(prompt: Rendered) -> RowSkipped:
+    return RowSkipped(
         "prompt_not_prefix",
         "expected a rendering that begins as the prompt, which ends in"
         f" {prompt.text[-40:]!r}: where that opens a thought, the answer needs reasoning, or"
@@ -260,21 +316,26 @@ def _answer_start(
     template: ChatTemplate,
     ids: np.ndarray,
     start: int,
+    text: str,
 ) -> int:
     """Return the place in `ids` where the reasoning ends.
 
-    The turn is rendered a second time without its answer: both agree up to that place.
+    The turn's text up to there is `text`. If that is empty, the turn is rendered a second time
+    without its answer: both agree up to that place.
     """
     message = messages[place]
     content = message["content"] if isinstance(message["content"], str) else ""
     thought, closer, _ = content.rpartition("</think>")
     key = template.reasoning_key
-    if not closer and not (key and message.get(key)):
+    if not text and not closer and not (key and message.get(key)):
         return start
     bare = {key: value for key, value in message.items() if key != "tool_calls"} | {
         "content": thought + closer
     }
-    other = template.rendering.rendered([*messages[:place], bare], tools=tools).ids
+    if text:
+        other = template.encode(text)
+    else:
+        other = template.rendering.rendered([*messages[:place], bare], tools=tools).ids
     shorter = min(len(ids), len(other))
     differing = np.flatnonzero(ids[:shorter] != other[:shorter])
     return max(int(differing[0]) if len(differing) else shorter, start)

@@ -74,6 +74,36 @@ def test_what_lies_beside_a_shard_is_needed_only_to_verify_it(
     assert workspace.run().nothing_to_be_done
 
 
+def test_a_source_of_the_hub_is_pinned_until_its_record_is_made_again(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits = ["a" * 40, "b" * 40]
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
+    repository = tmp_path / "hub" / "datasets--org--chats"
+    for commit in commits:
+        data = repository / "snapshots" / commit / "data"
+        data.mkdir(parents=True)
+        rows = [{"id": n, **chat(f"{commit}-{n}")} for n in range(3)]
+        (data / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    branch = repository / "refs" / "main"
+    branch.parent.mkdir()
+    branch.write_text(commits[0])
+    workspace.config["data"]["sources"] = [{"name": "chats", "hub": {"id": "org/chats"}}]
+    target = ("results/tokens/chats.json", *WITHOUT_PROFILE)
+
+    def tokenised(*flags: str) -> tuple[int, str]:
+        run = workspace.run(*target, *flags)
+        accounting = json.loads((workspace.results / "tokens" / "chats.json").read_text())
+        return run.jobs("tokenise"), accounting["data"]
+
+    assert tokenised() == (1, f"org/chats@{commits[0]}")
+    branch.write_text(commits[1])
+    assert tokenised() == (0, f"org/chats@{commits[0]}")
+    assert tokenised("--forcerun", "hub_data") == (1, f"org/chats@{commits[1]}")
+
+
 def test_one_shard_and_the_attestation_deleted_is_one_capture(workspace: Workspace) -> None:
     workspace.shards()[2].unlink()
     remove_attestation(workspace)

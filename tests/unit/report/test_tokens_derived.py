@@ -24,7 +24,7 @@ from draftstates.plan.plan import PlanOptions, make_plan
 from draftstates.plan.room import forecast, hours
 from draftstates.records import Plan, PlannedShard
 from draftstates.report.statistics import EDGES, MOST_TURNS, Prefixes, _turns, statistics
-from draftstates.tokens import pipeline
+from draftstates.tokens import tokenise as tokeniser
 
 SPEC = capture_spec(layers=(2, 15, 27), num_layers=30, hidden_size=8, final_norm="post_norm")
 ROWS = [
@@ -37,7 +37,7 @@ ROWS += [ROWS[0], ROWS[1], {"messages": []}]
 @pytest.fixture
 def planned(tmp_path, demo_model, monkeypatch):
     """Return a plan of one source: its content and the folder of its tokens."""
-    monkeypatch.setattr(pipeline, "ChatTemplate", lambda folder, **_: template("smollm2"))
+    monkeypatch.setattr(tokeniser, "ChatTemplate", lambda folder, **_: template("smollm2"))
     tokens = tmp_path / "tokens"
     tokens.mkdir()
     run_source(tokens, ROWS)

@@ -8,41 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from token_kit import REPOSITORY, chat, marked, tokenise
+from token_kit import (
+    ALL_MARKS,
+    REAL_TEMPLATES,
+    REFUSED,
+    chat,
+    marked,
+    real_template,
+    tokenise,
+)
 
 from draftstates.errors import UserError
-from draftstates.tokens.conversations import Conversation
+from draftstates.tokens.conversations import Conversation, parse_row
 from draftstates.tokens.rows import RowSkipped
 from draftstates.tokens.sources import TokeniseOptions
 from draftstates.tokens.template import ChatTemplate
 from draftstates.tokens.turns import tokenise_conversation
 
-TEMPLATES = REPOSITORY / ".cache" / "templates"
-TOKENIZER = REPOSITORY / ".cache" / "tokenizers" / "marked"
-FILES = sorted(TEMPLATES.glob("*.jinja"))
-# end tokens that the models' own files name, by the beginning of the template's name
-ENDS = {
-    "Apertus": ("<|assistant_end|>",),
-    "Apriel-1": ("<|end|>",),
-    "ByteDance-Seed": ("<seed:eos>",),
-    "Cohere": ("<|END_OF_TURN_TOKEN|>",),
-    "GLM-4": ("<|endoftext|>", "<|user|>", "<|observation|>"),
-    "Kimi-K3": ("<|end_of_msg|>",),
-    "google-gemma-4": ("<turn|>", "<|tool_response>"),
-    "microsoft-Phi": ("<|end|>",),
-    "openai-gpt-oss": ("<|return|>", "<|call|>"),
-    "tencent-Hy3": ("<｜hy_eos:opensource｜>",),
-    "unsloth-Apriel": ("<|end|>",),
-    "upstage-Solar": ("<|end|>", "<|calls|>"),
-}
-NEEDS_TOOLS = "'NoneType' object is not iterable.*data.template_arguments.*data.chat_template"
-REFUSED = {
-    "CohereForAI-c4ai-command-r-plus-tool_use": NEEDS_TOOLS,
-    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": NEEDS_TOOLS,
-    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": NEEDS_TOOLS,
-    "fireworks-ai-llama-3-firefunction-v2": "'functions' is undefined.*data.template_arguments",
-    "llama-cpp-rwkv-world": "puts nothing after an assistant turn.*data.chat_template",
-}
 # templates whose prompt opens a thought that the model has to write
 THINKING = {
     "Apriel-1.6-15b-Thinker-fixed",
@@ -50,6 +32,7 @@ THINKING = {
     "GLM-4.7-Flash",
     "MiniMax-M2",
     "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    "NVIDIA-Nemotron-Nano-v2",
     "Spark2.5",
     "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
     # it is not the model's own: see deepseek_v32.py
@@ -70,24 +53,18 @@ CALLS: list[dict[str, Any]] = [
 THOUGHT = [*chat("Hi"), {"role": "assistant", "content": "Hello", "reasoning_content": "Greet."}]
 
 
-@functools.cache
-def loaded(name: str) -> ChatTemplate:
-    ends = next((ends for start, ends in ENDS.items() if name.startswith(start)), ())
-    return ChatTemplate(TOKENIZER, chat_template=TEMPLATES / f"{name}.jinja", end_tokens=ends)
-
-
 def test_there_are_templates() -> None:
-    assert len(FILES) > 60
+    assert len(REAL_TEMPLATES) > 60
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", REAL_TEMPLATES, ids=lambda file: file.stem)
 def test_a_template_is_supported_or_refused_with_what_to_do(file: Path) -> None:
     name = file.stem
     if name in REFUSED:
         with pytest.raises(UserError, match=f"(?s){REFUSED[name]}"):
-            loaded(name)
+            real_template(name)
         return
-    template = loaded(name)
+    template = real_template(name)
     if name in THINKING:
         with pytest.raises(RowSkipped, match="prompt_not_prefix.*needs reasoning"):
             tokenise(template, chat("Hi", "Hello"))
@@ -145,10 +122,12 @@ SYSTEM_LOST = "mistralai-Mistral-Nemo-Instruct-2407"
 
 
 @pytest.mark.parametrize(
-    "file", [file for file in FILES if file.stem not in REFUSED], ids=lambda file: file.stem
+    "file",
+    [file for file in REAL_TEMPLATES if file.stem not in REFUSED],
+    ids=lambda file: file.stem,
 )
 def test_a_system_prompt_is_rendered_or_the_row_is_skipped(file: Path) -> None:
-    template = loaded(file.stem)
+    template = real_template(file.stem)
     messages = chat("Hi", "Hello", system="Be kind to Zq.")
     try:
         (sample,) = tokenise(template, messages)
@@ -162,8 +141,8 @@ def test_a_system_prompt_is_rendered_or_the_row_is_skipped(file: Path) -> None:
 
 
 def test_glm_a_turn_ends_with_the_token_of_the_next_role() -> None:
-    (sample,) = tokenise(loaded("GLM-4.6"), CALLS)
-    assert marked(loaded("GLM-4.6"), sample) == (
+    (sample,) = tokenise(real_template("GLM-4.6"), CALLS)
+    assert marked(real_template("GLM-4.6"), sample) == (
         "[gMASK]<sop><|user|>\nRain?<|assistant|>⟦\n<think></think>\n<tool_call>weather\n"
         "<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call><|observation|>⟧\n"
         "<tool_response>\nsunny\n</tool_response><|assistant|>⟦\n<think></think>\nNo.<|user|>⟧"
@@ -172,18 +151,22 @@ def test_glm_a_turn_ends_with_the_token_of_the_next_role() -> None:
 
 def test_glm_without_named_ends_the_message_says_which_to_name() -> None:
     with pytest.raises(UserError, match="set data.end_tokens: .*<|user|>"):
-        ChatTemplate(TOKENIZER, chat_template=TEMPLATES / "GLM-4.6.jinja")
+        ChatTemplate(ALL_MARKS, chat_template=REAL_TEMPLATES[0].parent / "GLM-4.6.jinja")
 
 
 def test_glm_an_answer_that_was_cut_has_no_end() -> None:
     messages = chat("Hi", "Hello")
     cut = Conversation(messages, None, open_turns=frozenset([1]))
-    (sample,), _ = tokenise_conversation(cut, loaded("GLM-4.6"), TokeniseOptions(max_tokens=4096))
-    assert marked(loaded("GLM-4.6"), sample).endswith("<|assistant|>⟦\n<think></think>\nHello⟧")
+    (sample,), _ = tokenise_conversation(
+        cut, real_template("GLM-4.6"), TokeniseOptions(max_tokens=4096)
+    )
+    assert marked(real_template("GLM-4.6"), sample).endswith(
+        "<|assistant|>⟦\n<think></think>\nHello⟧"
+    )
 
 
 def test_gemma_4_the_empty_thought_of_the_prompt_is_in_the_sample() -> None:
-    template = loaded("google-gemma-4-31B-it")
+    template = real_template("google-gemma-4-31B-it")
     first, second = tokenise(template, chat("Hi", "Hello", "And?", "Yes"))
     opened = "<|turn>model\n<|channel>thought\n<channel|>"
     assert marked(template, first).endswith(f"{opened}⟦Hello<turn|>⟧\n")
@@ -193,7 +176,7 @@ def test_gemma_4_the_empty_thought_of_the_prompt_is_in_the_sample() -> None:
 
 
 def test_gemma_4_a_call_ends_in_a_token_of_its_own() -> None:
-    template = loaded("google-gemma-4-31B-it")
+    template = real_template("google-gemma-4-31B-it")
     call, answer = tokenise(template, CALLS)
     assert marked(template, call).endswith(
         '<channel|>⟦<|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|><|tool_response>⟧'
@@ -202,20 +185,101 @@ def test_gemma_4_a_call_ends_in_a_token_of_its_own() -> None:
 
 
 def test_gemma_4_text_that_it_puts_behind_its_call_is_refused() -> None:
-    template = loaded("google-gemma-4-31B-it")
+    template = real_template("google-gemma-4-31B-it")
     messages = [CALLS[0], {**CALLS[1], "content": "I look."}, *CALLS[2:]]
     with pytest.raises(RowSkipped, match="not_rendered: .* tool calls of message 1 .* before the"):
         tokenise(template, messages)
     # a template that keeps the order is used
-    assert tokenise(loaded("Qwen-Qwen3-0.6B"), messages)
+    assert tokenise(real_template("Qwen-Qwen3-0.6B"), messages)
 
 
 def test_a_thought_after_an_empty_one_is_refused() -> None:
     with pytest.raises(RowSkipped, match="prompt_not_prefix.*switch thoughts off"):
-        tokenise(loaded("tencent-Hy3"), THOUGHT)
+        tokenise(real_template("tencent-Hy3"), THOUGHT)
+
+
+OPENED = {
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": {},
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": {"enable_thinking": True},
+    "llama-cpp-deepseek-r1": {},
+    "Qwen-QwQ-32B": {"enable_thinking": True},
+    "deepseek-ai-DeepSeek-V3.1": {"thinking": True},
+}
+
+
+@functools.cache
+def opening(name: str) -> ChatTemplate:
+    file = REAL_TEMPLATES[0].parent / f"{name}.jinja"
+    return ChatTemplate(ALL_MARKS, chat_template=file, arguments=OPENED[name])
+
+
+def sample_texts(template: ChatTemplate, row: dict[str, Any], **options: Any) -> list[str]:
+    conversation = parse_row(row)
+    assert isinstance(conversation, Conversation)
+    samples, lost = tokenise_conversation(
+        conversation, template, TokeniseOptions(**{"max_tokens": 4096, **options})
+    )
+    assert not lost
+    return [marked(template, sample) for sample in samples]
+
+
+@pytest.mark.parametrize("name", OPENED)
+def test_a_thought_that_the_prompt_opens_and_no_history_shows(name: str) -> None:
+    template = opening(name)
+    messages = [*chat("Hi", "Hello", "So?"), {"role": "assistant", "content": "Yes"}]
+    messages[1]["reasoning_content"], messages[3]["reasoning"] = "Greet.", "Agree."
+    first, second = sample_texts(template, {"messages": messages})
+    lines = "\n" if template.opener == "<think>\n" else ""
+    end = f"{lines}</think>{lines * 2}"
+    # the server's prompt, then what the model wrote
+    prompts = [template.rendering.text(messages[:place], prompt=True) for place in (1, 3)]
+    assert first.startswith(f"{prompts[0]}⟦Greet.{end}Hello<")
+    assert second.startswith(f"{prompts[1]}⟦Agree.{end}Yes<")
+    assert "Greet." not in second
+    first, second = sample_texts(template, {"messages": messages}, include_reasoning=False)
+    assert f"Greet.{end}⟦Hello<" in first
+    assert f"Agree.{end}⟦Yes<" in second
+
+
+@pytest.mark.parametrize("name", OPENED)
+@pytest.mark.parametrize(
+    "text", ["<think>\nGreet.\n</think>\n\nHello", "Greet.\n</think>\n\nHello"]
+)
+def test_a_thought_in_the_text_follows_the_prompt_that_opens_it(name: str, text: str) -> None:
+    template = opening(name)
+    (sample,) = sample_texts(template, {"messages": chat("Hi", text)})
+    prompt = template.rendering.text(chat("Hi"), prompt=True)
+    assert sample.startswith(f"{prompt}⟦{text.removeprefix(template.opener)}<")
+
+
+@pytest.mark.parametrize("name", OPENED)
+@pytest.mark.parametrize("answer", [{"reasoning": "Gr"}, {"content": "<think>\nGr"}])
+def test_a_thought_that_was_cut_in_the_prompts_opening(name: str, answer: dict) -> None:
+    template = opening(name)
+    answer = {"role": "assistant", "finish_reason": "length", **answer}
+    (sample,) = sample_texts(template, {"messages": [*chat("Hi"), answer]})
+    assert sample == template.rendering.text(chat("Hi"), prompt=True) + "⟦Gr⟧"
+
+
+def test_a_thought_before_a_call_in_the_prompts_opening() -> None:
+    template = opening("Qwen-QwQ-32B")
+    called = {**CALLS[1], "reasoning": "Look."}
+    first, second = sample_texts(
+        template, {"messages": [CALLS[0], called, CALLS[2], {**CALLS[3], "thinking": "Dry."}]}
+    )
+    assert '<think>\n⟦Look.\n</think>\n\n<tool_call>\n{"name": "weather"' in first
+    assert second.endswith("<think>\n⟦Dry.\n</think>\n\nNo.<|im_end|>⟧\n")
+
+
+def test_a_thought_where_the_prompt_opens_none_is_refused() -> None:
+    # after a result, this template adds no generation prompt
+    template = opening("deepseek-ai-DeepSeek-R1-Distill-Llama-8B")
+    messages = [*CALLS[:3], {**CALLS[3], "reasoning_content": "Dry."}]
+    with pytest.raises(RowSkipped, match="not_rendered: .* reasoning of message 3"):
+        sample_texts(template, {"messages": messages})
 
 
 def test_deepseek_v3_1_arguments_are_text() -> None:
-    template = loaded("deepseek-ai-DeepSeek-V3.1")
+    template = real_template("deepseek-ai-DeepSeek-V3.1")
     (sample,) = tokenise(template, CALLS)
     assert '<｜tool▁sep｜>{"city": "Rome"}<｜tool▁call▁end｜>' in marked(template, sample)

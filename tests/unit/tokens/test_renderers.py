@@ -17,7 +17,7 @@ from token_kit import chat, marked, tokenise, tokenizer_folder
 from draftstates import config
 from draftstates.errors import UserError
 from draftstates.tokens import deepseek_v32
-from draftstates.tokens.library import DEEPSEEK_V32
+from draftstates.tokens.rendering import DEEPSEEK_V32
 from draftstates.tokens.rows import RowSkipped
 from draftstates.tokens.template import ChatTemplate
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,33 @@ def test_a_data_set_is_read_from_the_cache_and_pinned(cache, tmp_path) -> None:
 def test_a_split_of_a_data_set(cache, tmp_path) -> None:
     write_record(HubData(id="org/chats", split="test"), tmp_path / "chats.json")
     assert prompts([tmp_path / "chats.json"]) == ["test"]
+
+
+def test_a_subset_of_a_data_set(cache, tmp_path) -> None:
+    snapshot = cache / "datasets--org--chats" / "snapshots" / COMMIT
+    write_parquet(snapshot / "small" / "train-00000-of-00001.parquet", "small")
+    subset = "{config_name: small, data_files: [{split: train, path: small/*.parquet}]}"
+    (snapshot / "README.md").write_text(f"---\nconfigs: [{subset}]\n---\n")
+    write_record(HubData(id="org/chats", subset="small"), tmp_path / "chats.json")
+    assert prompts([tmp_path / "chats.json"]) == ["small"]
+
+
+def test_a_data_set_that_datasets_has_prepared_is_read_and_pinned(cache, tmp_path) -> None:
+    from datasets.packaged_modules.parquet.parquet import Parquet
+
+    write_parquet(tmp_path / "ready.parquet", "ready")
+    prepared = Parquet(
+        cache_dir=str(tmp_path / "datasets"),
+        dataset_name="ready",
+        data_files={"train": [str(tmp_path / "ready.parquet")]},
+    )
+    prepared.download_and_prepare()
+    # where load_dataset("org/ready") leaves a data set: there is no snapshot and no branch
+    folder = tmp_path / "datasets" / "org___ready" / "default" / "0.0.0" / COMMIT
+    shutil.copytree(prepared.cache_dir, folder)
+    write_record(HubData(id="org/ready"), tmp_path / "record.json")
+    assert read_record(tmp_path / "record.json")["revision"] == COMMIT
+    assert prompts([tmp_path / "record.json"]) == ["ready"]
 
 
 def test_a_missing_part_of_a_data_set_is_noticed(cache, tmp_path) -> None:

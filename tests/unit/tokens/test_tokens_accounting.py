@@ -17,7 +17,7 @@ from draftstates.documents import sealed
 from draftstates.errors import UserError
 from draftstates.files import file_checksum
 from draftstates.ids import sample_id
-from draftstates.tokens import pipeline
+from draftstates.tokens import tokenise as tokeniser
 from draftstates.tokens.sources import TokeniseOptions, source_options
 from draftstates.tokens.tokenise import tokenise_source
 
@@ -25,7 +25,7 @@ from draftstates.tokens.tokenise import tokenise_source
 @pytest.fixture(autouse=True)
 def loaded_once(demo_model, monkeypatch) -> None:
     """Loading a tokenizer takes longer than all else here."""
-    monkeypatch.setattr(pipeline, "ChatTemplate", lambda folder, **_: template("smollm2"))
+    monkeypatch.setattr(tokeniser, "ChatTemplate", lambda folder, **_: template("smollm2"))
 
 
 GOOD = {"messages": chat("Hi", "Hello")}

@@ -16,9 +16,9 @@ from token_kit import chat, template, tokenizer_folder
 from draftstates.errors import UserError
 from draftstates.tokens import rows as module
 from draftstates.tokens.conversations import Conversation, TokenRow, parse_row
-from draftstates.tokens.pipeline import Pipeline
 from draftstates.tokens.rows import RowSkipped, read_rows
 from draftstates.tokens.sources import TokeniseOptions
+from draftstates.tokens.tokenise import Pipeline
 
 ROWS = [{"messages": chat(f"Question {n}", f"Answer {n} ✓"), "n": n} for n in range(700)]
 

@@ -10,9 +10,9 @@ from token_kit import chat, template, tokenise, tokenizer_folder
 
 from draftstates.ids import sample_id
 from draftstates.tokens.accounting import RowCounter
-from draftstates.tokens.pipeline import Pipeline
 from draftstates.tokens.rows import REASONS, Row
 from draftstates.tokens.sources import TokeniseOptions
+from draftstates.tokens.tokenise import Pipeline
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

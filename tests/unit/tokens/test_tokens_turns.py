@@ -17,7 +17,7 @@ from token_kit import (
     tokenizer_folder,
 )
 
-from draftstates.tokens import pipeline
+from draftstates.tokens import tokenise as tokeniser
 from draftstates.tokens.conversations import Conversation, parse_row
 from draftstates.tokens.rows import RowSkipped
 from draftstates.tokens.sources import TokeniseOptions
@@ -151,7 +151,7 @@ def test_an_answer_that_ends_in_an_end_token_has_one(demo_model, name: str, end:
 def test_reasoning_that_the_template_does_not_read(
     demo_model, tmp_path, monkeypatch, capsys, key: str
 ) -> None:
-    monkeypatch.setattr(pipeline, "ChatTemplate", lambda *_, **__: template("smollm2"))
+    monkeypatch.setattr(tokeniser, "ChatTemplate", lambda *_, **__: template("smollm2"))
     rows = [answered({"content": "Hello", key: "Greet."}), answered({"content": "Plain"})]
     counts = run_source(tmp_path, rows)
     assert (counts["kept"], counts["skipped"]) == (1, {"not_rendered": 1})
@@ -284,7 +284,7 @@ def test_calls_that_no_template_shows_are_refused(
 def test_what_is_not_used_is_named_once_with_its_number_of_rows(
     demo_model, tmp_path, monkeypatch, capsys
 ) -> None:
-    monkeypatch.setattr(pipeline, "ChatTemplate", lambda *_, **__: template("smollm2"))
+    monkeypatch.setattr(tokeniser, "ChatTemplate", lambda *_, **__: template("smollm2"))
     rows = [
         {**answered({"content": f"Hello {n}", "id": n}), "metadata": {"n": n}} for n in range(300)
     ]
@@ -299,7 +299,7 @@ def test_what_is_not_used_is_named_once_with_its_number_of_rows(
 
 
 def test_the_messages_that_are_in_no_sample_are_named(demo_model, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(pipeline, "ChatTemplate", lambda *_, **__: template("smollm2"))
+    monkeypatch.setattr(tokeniser, "ChatTemplate", lambda *_, **__: template("smollm2"))
     asked = {"messages": chat("Hi", "Hello", "And?")}
     greeted = {"messages": [*chat("", "Welcome")[1:], *chat("Hi", "Hello")]}
     lost = {"messages": chat("Hi", "Hello", "And?", "\ud800")}
@@ -311,9 +311,26 @@ def test_the_messages_that_are_in_no_sample_are_named(demo_model, tmp_path, monk
 
 
 def test_names_of_roles_come_from_the_configuration(demo_model, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(pipeline, "ChatTemplate", lambda *_, **__: template("smollm2"))
+    monkeypatch.setattr(tokeniser, "ChatTemplate", lambda *_, **__: template("smollm2"))
     row = {"messages": [{"role": "user", "content": "Hi"}, {"role": "Kimi", "content": "Hello"}]}
     assert run_source(tmp_path, [row], roles={"kimi": "assistant"})["kept"] == 1
+
+
+def test_what_the_splitting_of_rows_costs_is_counted(tmp_path, monkeypatch, capsys) -> None:
+    loaded = template("qwen3")
+    monkeypatch.setattr(tokeniser, "ChatTemplate", lambda *_, **__: loaded)
+    split = answered({"content": "One", "reasoning": "Hm"}, {"content": "Two", "reasoning": "So"})
+    counts = run_source(tmp_path, [split, answered({"content": "Three"})])
+    assert counts["samples"] == 3
+    # both samples of the split row begin with the first question
+    asked = loaded.rendering.rendered(split["messages"][:1], prompt=True).ids
+    assert counts["repeated_tokens"] == len(asked)
+    share = f"{len(asked) / counts['tokens']:.0%}"
+    assert (
+        f"; {share} of the tokens are history that the row's sample before has too"
+        in capsys.readouterr().err
+    )
+    assert run_source(tmp_path, [answered({"content": "Four"})])["repeated_tokens"] == 0
 
 
 def test_qwen3_two_hundred_turns_with_a_thought_in_each_take_seconds() -> None:

@@ -14,10 +14,11 @@ from draftstates.config import load
 from draftstates.ids import sample_id
 from draftstates.model.folder import ModelFolder
 from draftstates.tokens import tokenise
+from draftstates.tokens.accounting import RowResult
 from draftstates.tokens.conversations import parse_row
-from draftstates.tokens.pipeline import Pipeline, RowResult
 from draftstates.tokens.rows import Row
 from draftstates.tokens.sources import source_options
+from draftstates.tokens.tokenise import Pipeline
 from draftstates.tokens.turns import Sample
 
 

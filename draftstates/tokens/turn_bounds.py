@@ -1,27 +1,40 @@
-"""The end of an assistant turn: the tokens behind a turn, and which of them the model writes.
+"""What a template puts around an assistant's turn: marks before it, a prefill, and its end.
 
 A turn ends in one of three ways. Most templates close it with an end token (and a newline). Some
 close a turn with calls differently (Gemma 4). Some do not close it (GLM-4.5): the model ends its
 turn with the token that opens the next role's message.
+
+A prefill is text that the generation prompt adds to a turn and that history lacks. Gemma 4 opens a
+turn without thoughts with an empty thought channel, and shows the turn without it once it is
+history. The model sees the channel, so its turn begins behind it. DeepSeek-R1's prompt opens a
+thought, which no history shows: the model writes the thought, its end and the answer.
+
+Some data sets hold what a template rendered, or what a model wrote with its marks. Rendered once
+more, the marks would stand there twice, so a text that begins with them is refused.
 """
 
 import dataclasses
+import os
+import re
 from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 
 from draftstates.errors import UserError
-from draftstates.tokens.rows import RowSkipped
+from draftstates.tokens.rows import RowSkipped, shown
 
 # the ids that turns with these answers have in common at their end are the template's
 ANSWERS = ("Yes", "two words.", "x=1", "Ω9")
 _USER = {"role": "user", "content": "Hi"}
+_ANSWER = {"role": "assistant", "content": "Yes"}
 # most tokens in which the end of a turn is looked for where the next message begins
 _LONGEST_OPENING = 4
+_LONGEST_TAG = 40
+_OPENED_THOUGHT = re.compile(r"<[\w:]*th(?:ink|ought)\w*>\s*\Z")
 
 Messages = list[dict[str, Any]]
-Render = Callable[[Messages], np.ndarray]
+RenderIds = Callable[[Messages], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +102,7 @@ class TurnEnds:
 
 
 def find_turn_ends(
-    render: Render,
+    render: RenderIds,
     *,
     calls: list[dict[str, Any]],
     named: Collection[int],
@@ -160,7 +173,7 @@ def _up_to(tokens: tuple[int, ...], ends: Collection[int]) -> tuple[int, ...]:
 
 
 def _call_end(
-    render: Render, calls: list[dict[str, Any]], ids: set[int], special: set[int]
+    render: RenderIds, calls: list[dict[str, Any]], ids: set[int], special: set[int]
 ) -> tuple[set[int], tuple[int, ...] | None]:
     """Return the tokens that end a turn with calls, and those that may follow; none where unknown.
 
@@ -176,7 +189,7 @@ def _call_end(
     return set(), None
 
 
-def _next_roles(render: Render, calls: list[dict[str, Any]]) -> dict[str, tuple[int, ...]]:
+def _next_roles(render: RenderIds, calls: list[dict[str, Any]]) -> dict[str, tuple[int, ...]]:
     """Return the tokens with which a template opens the message behind a turn, by its role."""
     answer = {"role": "assistant", "content": ANSWERS[0]}
     pairs = {"user": ([_USER, answer], {"role": "user", "content": "So?"})}
@@ -196,10 +209,177 @@ def _next_roles(render: Render, calls: list[dict[str, Any]]) -> dict[str, tuple[
 
 def _common_suffix(turns: list[list[int]]) -> list[int]:
     """Return the longest list of tokens in which all turns end."""
-    if not turns:
-        return []
-    shortest = min(map(len, turns))
-    shared = 0
-    while shared < shortest and len({turn[-1 - shared] for turn in turns}) == 1:
-        shared += 1
-    return turns[0][len(turns[0]) - shared :]
+    return list(os.path.commonprefix([turn[::-1] for turn in turns]))[::-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prefill:
+    """The text at the end of a generation prompt that a rendered turn lacks; usually empty.
+
+    Attributes:
+        text: the text.
+        opener: its first mark; empty where it does not begin with a mark.
+    """
+
+    text: str = ""
+    opener: str = ""
+
+    def continuation(self, prompt: str, turn: str) -> str | None:
+        """Return the text that the model writes after a prompt, or None if the two differ.
+
+        Args:
+            prompt: rendered history with generation prompt.
+            turn: rendered history and turn.
+        """
+        if turn.startswith(prompt):
+            return turn[len(prompt) :]
+        if not self.text or not prompt.endswith(self.text):
+            return None
+        history = prompt.removesuffix(self.text)
+        if not turn.startswith(history):
+            return None
+        rest = turn[len(history) :]
+        # a turn that opens a thought of its own does not follow the prompt's empty one
+        return None if self.opener and rest.startswith(self.opener) else rest
+
+
+def find_prefill(render: Callable[..., str], *, marks: Collection[str]) -> Prefill:
+    """Find the text at the end of a generation prompt that a rendered turn lacks.
+
+    A prompt that opens a thought and leaves it open is no prefill: the model would write the rest
+    of the thought, and a turn without it is none that follows the prompt.
+
+    Args:
+        render: `Rendering.text`.
+        marks: the vocabulary's marks.
+    """
+    try:
+        prompt = render([_USER], prompt=True)
+        turns = {
+            answer: render([_USER, {"role": "assistant", "content": answer}]) for answer in ANSWERS
+        }
+    except RowSkipped:
+        return Prefill()
+    shared = _before_marks(prompt, len(os.path.commonprefix([prompt, *turns.values()])), marks)
+    asked = prompt.rfind(_USER["content"]) + len(_USER["content"])
+    text = prompt[shared:]
+    # what the model writes between the prefill and its answer
+    between = {turn[shared:].partition(answer)[0] for answer, turn in turns.items()}
+    if shared < asked or len(between) > 1 or not _is_closed(text, marks):
+        return Prefill()
+    begin = between.pop()
+    if any(mark in text and mark in begin for mark in marks):
+        # the turn has the same marks: the prompt does not merely add some
+        return Prefill()
+    openers = (mark for mark in marks if text.startswith(mark))
+    return Prefill(text, max(openers, key=len, default=""))
+
+
+def find_opener(render: Callable[..., str]) -> str:
+    """Return the start of a thought that ends a prompt; nothing where a turn follows it as it is.
+
+    Args:
+        render: `Rendering.text`.
+    """
+    try:
+        prompt, turn = render([_USER], prompt=True), render([_USER, _ANSWER])
+    except RowSkipped:
+        return ""
+    found = opened_thought(prompt)
+    follows = turn.startswith(prompt) and not turn.startswith(prompt + closer_of(found))
+    return "" if follows else found
+
+
+def opened_thought(prompt: str) -> str:
+    """Return the opening of a thought with which a generation prompt ends; empty for none."""
+    found = _OPENED_THOUGHT.search(prompt[-_LONGEST_TAG:])
+    return found[0] if found else ""
+
+
+def closer_of(opener: str) -> str:
+    """Return the tag that closes a thought."""
+    return f"</{opener.strip()[1:]}"
+
+
+def _before_marks(text: str, place: int, marks: Collection[str]) -> int:
+    """Return a place in a text, moved to the beginning of the mark that it lies within."""
+    for mark in marks:
+        first = text.find(mark, max(place - len(mark) + 1, 0), place + len(mark) - 1)
+        if 0 <= first < place:
+            return first
+    return place
+
+
+def _is_closed(text: str, marks: Collection[str]) -> bool:
+    """Return whether a text ends in a mark that closes something."""
+    found = [mark for mark in marks if mark in text]
+    last = [mark for mark in found if text.rstrip().endswith(mark)]
+    return bool(last) and (len(found) > 1 or last[0].startswith("</"))
+
+
+@dataclasses.dataclass(frozen=True)
+class TurnMarks:
+    """The marks by which a template opens turns.
+
+    Attributes:
+        marks: marks that stand before the text of a turn, and are no tags of a thought.
+        prompt: the last line with a mark that stands before an answer; may be empty.
+    """
+
+    marks: tuple[str, ...] = ()
+    prompt: str = ""
+
+    def check(self, message: dict[str, Any], index: int) -> None:
+        """Refuse a message whose text is rendered already.
+
+        Args:
+            message: the message.
+            index: its number, for messages.
+
+        Raises:
+            RowSkipped: `bad_message`: the text begins with one of the marks, an answer holds the
+                opening of another, or a question ends in the opening of an answer.
+        """
+        content, role = message["content"], message["role"]
+        texts = [content] if isinstance(content, str) else [part["text"] for part in content]
+        for text in texts:
+            if text.lstrip().startswith(self.marks) or (
+                self.prompt
+                and (
+                    self.prompt in text
+                    if role == "assistant"
+                    else text.rstrip().endswith(self.prompt)
+                )
+            ):
+                raise RowSkipped(
+                    "bad_message",
+                    f"message {index} ({role}): content: expected text without the template's own"
+                    f" turn marks, found {shown(text)}: it is rendered already",
+                )
+
+
+def find_turn_marks(
+    render: Callable[..., str], *, marks: Collection[str], prefill: Prefill
+) -> TurnMarks:
+    """Find the marks by which a template opens turns.
+
+    Args:
+        render: `Rendering.text`.
+        marks: the vocabulary's marks.
+        prefill: what the generation prompt adds and history lacks.
+    """
+    try:
+        prompt = render([_USER], prompt=True).removesuffix(prefill.text)
+        turn = render([_USER, _ANSWER])
+    except RowSkipped:
+        return TurnMarks()
+    before, _, after = prompt.partition(_USER["content"])
+    opening = turn.removeprefix(prompt).partition(_ANSWER["content"])[0]
+    found = {
+        mark
+        for mark in marks
+        # an answer may begin with a thought in tags
+        if mark.strip() and "think" not in mark and mark in before + after + opening
+    }
+    lines = [line.strip() for line in after.splitlines() if any(mark in line for mark in found)]
+    return TurnMarks(tuple(sorted(found)), lines[-1] if lines else "")
