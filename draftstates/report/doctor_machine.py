@@ -7,12 +7,13 @@ from typing import Literal
 from draftstates.config import Configuration
 from draftstates.errors import UserError
 from draftstates.model.folder import ModelFolder
+from draftstates.model.layers import chosen_layers
 from draftstates.paths import Results
 from draftstates.plan.words import of_bytes, of_count, of_seconds
 from draftstates.records import Plan
 from draftstates.report.machine import PACKAGES, Machine
 from draftstates.server.command import on_gpu
-from draftstates.spec import CaptureSpec, chosen_layers
+from draftstates.spec import CaptureSpec
 
 Verdict = Literal["enough", "short", "unknown"]
 # the oldest driver for each version of CUDA that torch is built for

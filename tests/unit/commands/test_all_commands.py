@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from captured import tiny_model
+import torch
+import transformers
 from results_tree import WordTokenizer, make_results
-from synthetic import small
+from synthetic import capture_spec, small, write_manifest
 
 from draftstates.commands import cli
 
@@ -155,9 +156,53 @@ def test_copies_as_json(tmp_path: Path, read: Callable[..., Any]) -> None:
     assert export["output"] == str(tmp_path / "e")
 
 
-def test_parity_as_json(results: Path, read: Callable[..., Any]) -> None:
-    shard = next((results).glob("*/shards/*[0-9a-f].safetensors"))
-    model = tiny_model(results.parent / "tiny")
-    asked = ["parity", "--shard", shard, "--model", model, "--compute-dtype", "float32"]
-    with pytest.raises(SystemExit, match="error: "):
-        read(*asked)
+@pytest.mark.parametrize("fault", [0.0, 0.5])
+def test_parity_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: float) -> None:
+    """The distances are printed, and a layer that is wrong is an error all the same."""
+    shard = captured_from_a_model(tmp_path / "model", tmp_path / "capture", fault=fault)
+    asked = ["parity", "--shard", shard, "--model", tmp_path / "model"]
+    arguments = [*map(str, asked), "--compute-dtype", "float32", "--json"]
+    if fault:
+        with pytest.raises(SystemExit, match="error: sample .*r_2"):
+            cli.main(arguments)
+    else:
+        cli.main(arguments)
+    (sample,) = json.loads(capsys.readouterr().out)
+    worst = {layer["layer"]: layer["worst"] for layer in sample["layers"]}
+    assert worst.keys() == {"r_1", "r_2", "r_3", "post_norm"}
+    assert (worst["r_2"] > 0.1) == bool(fault)
+
+
+def captured_from_a_model(model: Path, capture: Path, *, fault: float) -> Path:
+    """Write a tiny model and a shard of its states; r_2 is off by a share of its norm."""
+    config = transformers.LlamaConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        vocab_size=256,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    made = transformers.LlamaForCausalLM(config).eval()
+    made.save_pretrained(model)
+    ids = torch.arange(3, 43)
+    with torch.no_grad():
+        states = made.model(ids[None], output_hidden_states=True).hidden_states
+    layers = torch.stack([state[0] for state in states[1:4]], dim=1)
+    layers[:, 1] *= 1 + fault
+    spec = capture_spec(
+        layers=(1, 2, 3),
+        num_layers=4,
+        hidden_size=64,
+        final_norm="post_norm",
+        stored_dtype="float32",
+    )
+    sample = {
+        "input_ids": ids.int(),
+        "loss_mask": torch.ones(40, dtype=torch.uint8),
+        "hidden_states": layers,
+        "final_hidden_state": states[4][0],
+    }
+    write_manifest(capture, [[sample]], spec=spec)
+    return next(capture.glob("shards/*.safetensors"))
