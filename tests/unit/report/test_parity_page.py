@@ -1,4 +1,4 @@
-"""Parity as people see it: layers beside their limits, and each layer alone where that was judged."""
+"""Parity as people see it: layers beside their limits, and each layer alone where it was judged."""
 
 import dataclasses
 
