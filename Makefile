@@ -26,8 +26,11 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo test test-cluster test-containers test-families test-exports images lock schema lint audit install system-packages demo-model
 .DELETE_ON_ERROR:
 
+# On a desktop, the browser opens the report.
 demo: $(INSTALLED)
 	snakemake --cores all
+	@echo "The report: file://$(CURDIR)/results/report/index.html"
+	@if [ -n "$$DISPLAY$$WAYLAND_DISPLAY" ] && command -v xdg-open >/dev/null; then xdg-open results/report/index.html; fi
 
 test: $(INSTALLED)
 	bash tests/all.sh

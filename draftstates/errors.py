@@ -66,6 +66,10 @@ def run_command(main: Callable[[], None]) -> None:
         sys.exit(LASTING_STATUS)
     except UserError as error:
         sys.exit(f"error: {error}")
+    except BrokenPipeError:
+        # The reader, such as `head`, has read enough. The interpreter would flush once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             # the error of a write without room on the disk names no file

@@ -352,6 +352,9 @@ def parity_of(spec: CaptureSpec, **changes: Any) -> Parity:
         limit=0.03,
         neighbours={"r_7": 0.5},
         strays=0.0,
+        alone=2e-4,
+        alone_limit=6e-4,
+        alone_worst=4e-4,
     )
     found = Parity(
         capture_key=spec.key,

@@ -2,14 +2,18 @@
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from draftstates.errors import run_command
+from draftstates.errors import UserError, run_command
 
+# set, it shows where a fault of the package itself comes from
+TRACEBACK = "DRAFTSTATES_TRACEBACK"
 # In the order of use. Only the module of the command that runs is imported.
 COMMANDS = {
+    "doctor": "examine a running SGLang server, or this machine, before a capture",
     "status": "show what a run is doing: shards, rates, failures, time left",
     "accounting": "print what became of every row, and where the manifest is",
     "show": "show samples with their supervised tokens marked",
@@ -22,9 +26,24 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run one command; print a user's error as one line on stderr and exit with status 1."""
+    """Run one command; print an error as one line on stderr and exit with status 1."""
     arguments = parser(sys.argv[1:] if argv is None else argv)
-    run_command(lambda: arguments.main(arguments))
+    run_command(lambda: _run(arguments))
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    """Run the command; a fault of its own is an error of one line too."""
+    try:
+        arguments.main(arguments)
+    except (UserError, OSError):
+        raise
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        raise UserError(
+            f"{type(error).__name__}: {error}: a fault of draftstates itself; with {TRACEBACK}=1 it"
+            " says where"
+        ) from error
 
 
 def parser(argv: Sequence[str]) -> argparse.Namespace:

@@ -8,6 +8,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from draftstates.commands import add_json, print_json
 from draftstates.exports.compact import compact_manifest
 from draftstates.shards.compact import Storage
 
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="with --fp8 all: store in full what would change its pick",
     )
+    add_json(parser)
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -54,6 +56,10 @@ def main(arguments: argparse.Namespace) -> None:
     tokens, size = (
         sum(getattr(shard, name) for shard in document.shards) for name in ("tokens", "bytes")
     )
+    if arguments.json:
+        counts = {"shards": len(document.shards), "tokens": tokens, "bytes": size}
+        print_json({"output": arguments.output, **counts})
+        return
     print(
         f"{len(document.shards):,} shards, {size / tokens:,.1f} bytes a token, in"
         f" {arguments.output}",

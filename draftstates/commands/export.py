@@ -7,6 +7,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from draftstates.commands import add_json, print_json
 from draftstates.exports.common import Options
 from draftstates.exports.export import EXPORTED, export_manifest
 from draftstates.spec import STORED_DTYPES, torch_dtype
@@ -65,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only these samples, chosen by their own ids",
     )
     parser.add_argument("--validation-fraction", type=float, default=0.05)
+    add_json(parser)
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -85,6 +87,9 @@ def main(arguments: argparse.Namespace) -> None:
             target_model=arguments.target_model,
         ),
     )
+    if arguments.json:
+        print_json({"output": arguments.output, **summary})
+        return
     layers = ", ".join(f"{ours} as {theirs}" for ours, theirs in summary["layers"].items())
     print(
         f"{summary['samples']:,} samples, {summary['tokens']:,} tokens in {arguments.output}",

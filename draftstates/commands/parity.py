@@ -4,10 +4,13 @@ The weights are read layer by layer: about one layer of the model must fit this 
 """
 
 import argparse
+import dataclasses
 from pathlib import Path
 
+from draftstates.commands import add_json, print_json
 from draftstates.errors import UserError
 from draftstates.model.folder import ModelFolder
+from draftstates.records import LayerParity
 from draftstates.shards.layout import Shard
 from draftstates.verify.parity.check import (
     chooses,
@@ -40,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="load the model with the Python code in its folder",
     )
+    add_json(parser)
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -55,30 +59,48 @@ def main(arguments: argparse.Namespace) -> None:
         reference = StreamedModel(
             model, device=arguments.device, trust_remote_code=arguments.trust_remote_code
         )
-        for index in range(min(arguments.samples, len(shard))):
-            _compare(shard, index, reference, limit, compute=arguments.compute_dtype)
+        compared = [
+            _compared(shard, index, reference, limit, compute=arguments.compute_dtype)
+            for index in range(min(arguments.samples, len(shard)))
+        ]
     except NoReference as error:
         raise UserError(
             f"{arguments.model}: expected a model that transformers can load, found: {error}: add"
             " --trust-remote-code where the folder holds the model's own code; else leave parity"
             " out for this model"
         ) from error
+    names = shard.header.sample_ids[: len(compared)]
+    if arguments.json:
+        print_json(
+            [
+                {"sample_id": name, "layers": [dataclasses.asdict(layer) for layer in layers]}
+                for name, layers in zip(names, compared, strict=True)
+            ]
+        )
+    else:
+        for index, layers in enumerate(compared):
+            _print(index, layers)
+    for name, layers in zip(names, compared, strict=True):
+        if faults := [what for layer in layers if (what := fault(layer))]:
+            raise UserError(f"sample {name}, {faults[0]}")
 
 
-def _compare(
+def _compared(
     shard: Shard, index: int, reference: StreamedModel, limit: Limit, *, compute: str
-) -> None:
+) -> list[LayerParity]:
+    """Return the distance of each captured layer of one sample."""
     prompt = sample_prompt(shard, index, num_layers=reference.num_layers)
     alone = layers_alone(prompt, limit, reference=reference, compute=compute)
     states = reference.states(prompt.input_ids, alone=alone)
     if states.reason:
         raise NoReference(states.reason)
-    found = compare_prompt(prompt, states, limit=limit, alone=alone)
-    for layer in found:
+    return compare_prompt(prompt, states, limit=limit, alone=alone)
+
+
+def _print(index: int, layers: list[LayerParity]) -> None:
+    for layer in layers:
         beside = ", ".join(f"{name} {distance:.2g}" for name, distance in layer.neighbours.items())
         print(
             f"sample {index} {layer.layer}: median {layer.median:.2g}, worst {layer.worst:.2g};"
             f" neighbours {beside}"
         )
-    if faults := [what for layer in found if (what := fault(layer))]:
-        raise UserError(f"sample {shard.header.sample_ids[index]}, {faults[0]}")

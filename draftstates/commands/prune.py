@@ -9,8 +9,10 @@ A later shard cannot take rows from a removed one, and captures them instead.
 """
 
 import argparse
+import dataclasses
 from pathlib import Path
 
+from draftstates.commands import add_json, print_json
 from draftstates.errors import UserError
 from draftstates.report.prune import remove, unfinished, unlisted
 
@@ -22,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--results", type=Path, default=Path("results"), help="`results` of the configuration"
     )
     parser.add_argument("--delete", action="store_true", help="remove them")
+    add_json(parser)
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -29,12 +32,18 @@ def main(arguments: argparse.Namespace) -> None:
     if not arguments.results.is_dir():
         raise UserError(f"{arguments.results}: expected the results folder of a run, found none")
     found, left = unlisted(arguments.results), unfinished(arguments.results)
+    if arguments.delete:
+        remove(found, left)
+    if arguments.json:
+        shards = [dataclasses.asdict(shard) for shard in found]
+        unfinished_ones = [dataclasses.asdict(each) for each in left]
+        removed = arguments.delete
+        print_json({"shards": shards, "unfinished": unfinished_ones, "removed": removed})
+        return
     for shard in found:
         print(f"{shard.capture_folder}/{shard.shard_id}  {shard.bytes:,} bytes")
     for each in left:
         print(f"{each.folder.relative_to(arguments.results)}  {each.bytes:,} bytes")
-    if arguments.delete:
-        remove(found, left)
     total = sum(each.bytes for each in (*found, *left))
     outcome = (
         "removed"

@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from draftstates.commands import add_json, print_json
 from draftstates.errors import UserError
 from draftstates.files import publish_text
 from draftstates.report.samples import (
+    as_document,
     as_terminal,
     find_sample,
     marked,
@@ -41,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=1,
         help="samples of each source, evenly spread; default: 1, the first",
     )
-    parser.add_argument("--html", type=Path, help="write a page instead")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--html", type=Path, help="write a page instead")
+    add_json(instead)
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -55,6 +59,9 @@ def main(arguments: argparse.Namespace) -> None:
         (path.stem, sample) for path in arguments.tokens for sample in _chosen(path, arguments)
     ]
     tokenizer = load_tokenizer(arguments.tokenizer, trust_remote_code=arguments.trust_remote_code)
+    if arguments.json:
+        print_json([as_document(source, sample, tokenizer) for source, sample in found])
+        return
     if arguments.html:
         publish_text(page_of(found, tokenizer), arguments.html)
         return

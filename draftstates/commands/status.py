@@ -13,8 +13,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
+from draftstates.commands import add_json, print_json
 from draftstates.paths import Results
-from draftstates.report.status import look, view
+from draftstates.report.status import as_document, look, view
 
 EXAMPLE = "draftstates status --results results --once"
 
@@ -24,12 +25,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--results", type=Path, default=Path("results"), help="`results` of the configuration"
     )
     parser.add_argument("--once", action="store_true", help="print the present state and end")
+    add_json(parser)
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two looks")
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Print the state once, or keep it on the terminal until the run is complete."""
     plan = Results(arguments.results).plan
+    if arguments.json:
+        print_json(as_document(look(arguments.results)))
+        return
     if arguments.once or not sys.stdout.isatty():
         Console().print(view(look(arguments.results)))
         return

@@ -83,7 +83,7 @@ def check_free(folder: Path, needed: int) -> int:
     Raises:
         UserError: the disk has fewer free bytes than needed; the message has the numbers.
     """
-    free = shutil.disk_usage(_existing(folder)).free
+    free = shutil.disk_usage(existing_folder(folder)).free
     if needed > free:
         raise UserError(
             f"{folder}: the shards that are missing take {needed:,} bytes, the disk has {free:,}"
@@ -92,7 +92,8 @@ def check_free(folder: Path, needed: int) -> int:
     return free
 
 
-def _existing(folder: Path) -> Path:
+def existing_folder(folder: Path) -> Path:
+    """Return a folder, or the nearest one above it that exists."""
     folder = folder.absolute()
     while not folder.exists():
         folder = folder.parent

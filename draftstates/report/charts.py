@@ -15,6 +15,13 @@ _MOST_SOURCES = 6
 _BARS = 10
 OTHERS = "other sources"
 MOST_TICKS = 2000
+_PARITY = {
+    "median": "median row",
+    "worst": "worst row",
+    "limit": "limit of the median",
+    "alone": "layer alone, median row",
+    "alone_limit": "its limit",
+}
 LEGEND = alt.Legend(title=None, orient="top", symbolOpacity=1, columns=4)
 # position 0 is at 1/2 on the axis of doublings
 _PLACE = "datum.value < 1 ? '0' : format(datum.value, ',')"
@@ -194,14 +201,15 @@ def of_parity(layers: Sequence[Mapping[str, Any]]) -> Chart:
     """Return the distance of each layer from the checkpoint, beside its limit.
 
     Args:
-        layers: `layer`, `median`, `worst`, `limit`.
+        layers: `layer`, `median`, `worst`, `limit`, and where the layer was judged alone too,
+            `alone` and `alone_limit`.
     """
     if not layers:
         return {}
     rows = [
         {"layer": layer["layer"], "number": number, "what": what, "distance": layer[field]}
         for number, layer in enumerate(layers)
-        for field, what in (("median", "median row"), ("worst", "worst row"), ("limit", "limit"))
+        for field, what in _PARITY.items()
         if layer.get(field)
     ]
     chart = (
@@ -212,8 +220,8 @@ def of_parity(layers: Sequence[Mapping[str, Any]]) -> Chart:
             x=alt.X(
                 "distance:Q", title="distance over the row's norm", scale=alt.Scale(type="log")
             ).axis(format="~e", tickCount=6),
-            shape=alt.Shape("what:N", legend=LEGEND),
-            color=alt.Color("what:N", legend=LEGEND),
+            shape=alt.Shape("what:N", sort=list(_PARITY.values()), legend=LEGEND),
+            color=alt.Color("what:N", sort=list(_PARITY.values()), legend=LEGEND),
             tooltip=["layer:N", "what:N", alt.Tooltip("distance:Q", format=".3g")],
         )
     )

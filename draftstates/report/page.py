@@ -125,6 +125,7 @@ def _charts(numbers: Numbers) -> dict[str, charts.Chart]:
             "rates": lambda: time_charts.of_rates(times),
             "queue": lambda: time_charts.of_queue(times),
             "jobs": lambda: time_charts.of_jobs(times),
+            "writing": lambda: time_charts.of_writing(times),
             "disk": lambda: time_charts.of_disk(times),
             "stages": lambda: time_charts.of_stages(times),
             "margins": lambda: charts.of_margins(margins_of(numbers.plan, numbers.trust)),
@@ -180,7 +181,6 @@ def _head(numbers: Numbers) -> dict[str, Any]:
     spent = max((job["end"] for job in jobs), default=0) - min(
         (job["start"] for job in jobs), default=0
     )
-    manifest = numbers.capture.manifest
     all_passed = passed == planned and planned > 0
     return {
         "title": f"{spec.model}: {'verified hidden states' if all_passed else 'capture'}",
@@ -207,7 +207,8 @@ def _head(numbers: Numbers) -> dict[str, Any]:
             },
         ],
         "command": (
-            f'from draftstates import ShardDataset\n\nsamples = ShardDataset("{manifest}")'
+            "from draftstates import ShardDataset\n\n"
+            f'samples = ShardDataset("{numbers.capture.folder}")'
             if trust["manifest"]
             else "snakemake --cores all"
         ),
@@ -285,6 +286,11 @@ def _captured(numbers: Numbers) -> dict[str, Any]:
         "parity_note": (
             f"Distance of the self-test's rows from a plain Hugging Face forward pass:"
             f" {parity.get('result', 'compared')}."
+            + (
+                " A layer alone: the checkpoint's layer, given the captured rows before it, so that"
+                " roundings do not add up."
+            )
+            * any(layer.get("alone") is not None for layer in parity.get("layers", []))
         ),
     }
 

@@ -98,6 +98,12 @@ def title(source: str, sample: dict[str, Any]) -> str:
     )
 
 
+def as_document(source: str, sample: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
+    """Return a sample for JSON: its fields, and its text in pieces that are supervised or not."""
+    pieces = [{"text": text, "supervised": mask} for text, mask in marked(tokenizer, sample)]
+    return {"source": source, **sample, "pieces": pieces}
+
+
 def page_of(found: list[tuple[str, dict[str, Any]]], tokenizer: Any) -> str:
     """Return an HTML page of samples.
 

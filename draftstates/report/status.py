@@ -7,6 +7,7 @@ import dataclasses
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 from rich.console import Group
 from rich.table import Table
@@ -106,6 +107,18 @@ def _why(results: Path, capture_folder: str, shard_id: str) -> str:
     except OSError:
         return ""
     return next((line for line in lines if line.startswith("error: ")), "")
+
+
+def as_document(status: Status) -> dict[str, Any]:
+    """Return a state for JSON, with its rate and the seconds left; None where no rate is known."""
+    left = (status.tokens - status.done_tokens) / status.rate if status.rate > 0 else None
+    return {
+        **dataclasses.asdict(status),
+        "done_tokens": status.done_tokens,
+        "tokens_per_second": status.rate,
+        "seconds_left": left,
+        "done": status.is_done,
+    }
 
 
 def view(status: Status, before: Status | None = None) -> Group:

@@ -20,13 +20,13 @@ def of_rates(times: Mapping[str, Any]) -> Chart:
         .encode(
             x=_time("start:T", times),
             x2="end:T",
-            y=alt.Y("tokens_per_second:Q", title="tokens a second").axis(format="~s", tickCount=4),
+            y=alt.Y("per_second:Q", title="tokens a second").axis(format="~s", tickCount=4),
             y2=alt.datum(0),
             color=coloured(servers, field="server"),
             tooltip=[
                 "server:N",
                 alt.Tooltip("start:T", format="%H:%M:%S"),
-                alt.Tooltip("tokens_per_second:Q", format=",.0f", title="tokens a second"),
+                alt.Tooltip("per_second:Q", format=",.0f", title="tokens a second"),
                 alt.Tooltip("queue:Q", format=",", title="longest queue"),
             ],
         )
@@ -55,6 +55,28 @@ def of_queue(times: Mapping[str, Any]) -> Chart:
             ).axis(format="~s", tickCount=3, tickMinStep=1),
             color=coloured(list(dict.fromkeys(row["server"] for row in rows)), field="server"),
             tooltip=["server:N", alt.Tooltip("at:T", format="%H:%M:%S"), "requests:Q"],
+        )
+    )
+    return spec(chart, height=80)
+
+
+def of_writing(times: Mapping[str, Any]) -> Chart:
+    """Return the bytes a second that went to the disk over time."""
+    rows = [
+        {"at": _ms(row["start"]), "bytes_per_second": row["per_second"]} for row in times["writing"]
+    ]
+    if not rows:
+        return {}
+    chart = (
+        alt.Chart(alt.Data(values=rows))
+        .mark_area(interpolate="step-after", line=True, opacity=0.25)
+        .encode(
+            x=_time("at:T", times),
+            y=alt.Y("bytes_per_second:Q", title="bytes a second").axis(format="~s", tickCount=3),
+            tooltip=[
+                alt.Tooltip("at:T", format="%H:%M:%S"),
+                alt.Tooltip("bytes_per_second:Q", format=",.0f", title="bytes a second"),
+            ],
         )
     )
     return spec(chart, height=80)

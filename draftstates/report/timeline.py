@@ -37,8 +37,10 @@ def timeline(results: Results, plan: Plan) -> dict[str, Any]:
         `jobs`: of the server, of extraction and of verification, with `stage`, `name`, `start` and
             `end` in Unix time; for a shard also `tokens` and `bytes`;
         `earlier`: number of shards that were captured in earlier runs, whose jobs are left out;
-        `rates`: `server`, `start`, `end`, `tokens_per_second` and the longest `queue`, in ranges of
+        `rates`: `server`, `start`, `end`, `per_second` and the longest `queue`, in ranges of
             equal length;
+        `writing`: `start`, `end`, `per_second`: bytes of the shards over the time of their
+            extraction, in such ranges;
         `disk`: `at`, `bytes`: bytes of the shards that were finished then;
         `events`: `at`, `what`: starts and restarts of servers.
     """
@@ -70,6 +72,9 @@ def timeline(results: Results, plan: Plan) -> dict[str, Any]:
         "jobs": jobs,
         "earlier": earlier,
         "rates": _rates(results, extractions, begin=begin),
+        "writing": _over_time(
+            [{**job, "server": "", "queue": None} for job in extractions], of="bytes"
+        ),
         "disk": _summed(extractions),
         "events": sorted(_events(results, jobs, begin=begin), key=lambda event: event["at"]),
     }
@@ -141,27 +146,28 @@ def _rates(
     return _over_time([{**job, "server": "all servers", "queue": None} for job in extractions])
 
 
-def _over_time(work: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _over_time(work: Sequence[dict[str, Any]], *, of: str = "tokens") -> list[dict[str, Any]]:
     """Return the rate of each server over time, as if each piece of its work had had one rate.
 
     Args:
-        work: `server`, `start`, `end`, `tokens` and `queue`.
+        work: `server`, `start`, `end`, `queue`, and what is counted.
+        of: `tokens` or `bytes`.
     """
     if not work:
         return []
     first, last = min(each["start"] for each in work), max(each["end"] for each in work)
     width = max(1.0, (last - first) / _BINS)
     bins = int((last - first) / width) + 1
-    tokens: dict[tuple[str, int], float] = defaultdict(float)
+    counts: dict[tuple[str, int], float] = defaultdict(float)
     queues: dict[tuple[str, int], int | None] = {}
     for each in work:
-        rate = each["tokens"] / max(each["end"] - each["start"], 1e-9)
+        rate = each[of] / max(each["end"] - each["start"], 1e-9)
         begin, end = (int((each[name] - first) / width) for name in ("start", "end"))
         for number in range(begin, min(end, bins - 1) + 1):
             place = (each["server"], number)
             start = first + number * width
             shared = min(start + width, each["end"]) - max(start, each["start"])
-            tokens[place] += rate * max(0.0, shared)
+            counts[place] += rate * max(0.0, shared)
             if each["queue"] is not None:
                 queues[place] = max(queues.get(place) or 0, each["queue"])
     return [
@@ -169,7 +175,7 @@ def _over_time(work: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "server": server,
             "start": first + number * width,
             "end": first + (number + 1) * width,
-            "tokens_per_second": round(tokens[server, number] / width, 1),
+            "per_second": round(counts[server, number] / width, 1),
             "queue": queues.get((server, number), None if work[0]["queue"] is None else 0),
         }
         for server in sorted({each["server"] for each in work})

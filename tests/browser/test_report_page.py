@@ -65,7 +65,7 @@ return new Promise((done) => setTimeout(done, 100)).then(() => {
 });
 """
 DATA = {"lengths", "supervised", "shares", "turns", "coverage"}
-CAPTURE = {"rates", "queue", "jobs", "disk", "stages", "margins", "parity", "norms"}
+CAPTURE = {"rates", "queue", "writing", "jobs", "disk", "stages", "margins", "parity", "norms"}
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ def test_rates_hold_the_tokens_of_the_servers_log(plan: Plan, tmp_path: Path) ->
     (Results(tmp_path).server_state / "server.slurm.log").write_text("server at http://node:1\n")
     found = timeline(Results(tmp_path), plan)
     assert {row["server"] for row in found["rates"]} == {"server"}
-    tokens = sum(row["tokens_per_second"] * (row["end"] - row["start"]) for row in found["rates"])
+    tokens = sum(row["per_second"] * (row["end"] - row["start"]) for row in found["rates"])
     assert tokens == pytest.approx(sum(40 + at for at in range(0, 40, 4)), rel=0.01)
     assert max(row["queue"] for row in found["rates"]) == 2
 
@@ -48,9 +48,15 @@ def test_rates_hold_the_tokens_of_the_servers_log(plan: Plan, tmp_path: Path) ->
 def test_without_logs_each_shard_has_its_mean_rate(plan: Plan, tmp_path: Path) -> None:
     Results(tmp_path).server_log.unlink()
     found = timeline(Results(tmp_path), plan)
-    tokens = sum(row["tokens_per_second"] * (row["end"] - row["start"]) for row in found["rates"])
+    tokens = sum(row["per_second"] * (row["end"] - row["start"]) for row in found["rates"])
     assert tokens == pytest.approx(sum(shard.tokens for shard in plan.shards), rel=0.01)
     assert {row["queue"] for row in found["rates"]} == {None}
+
+
+def test_the_disks_rate_holds_the_bytes_of_the_shards(plan: Plan, tmp_path: Path) -> None:
+    writing = timeline(Results(tmp_path), plan)["writing"]
+    written = sum(row["per_second"] * (row["end"] - row["start"]) for row in writing)
+    assert written == pytest.approx(sum(shard.bytes for shard in plan.shards), rel=0.01)
 
 
 def test_starts_and_restarts_are_events(plan: Plan, tmp_path: Path) -> None:
@@ -81,5 +87,12 @@ def test_a_run_without_benchmark_files_has_no_times(plan: Plan, tmp_path: Path) 
     for path in results.benchmark("x").parent.rglob("*.tsv"):
         path.write_text("")
     found = timeline(results, plan)
-    assert found["jobs"] == found["rates"] == found["disk"] == found["events"] == []
+    assert (
+        found["jobs"]
+        == found["rates"]
+        == found["writing"]
+        == found["disk"]
+        == found["events"]
+        == []
+    )
     assert found["stages"] == {}
