@@ -33,6 +33,8 @@ _FORMATS = (
     "kv_cache_dtype",
     "model_impl",
     "load_format",
+    # Code in the model's folder, which its digest covers, may be run or not.
+    "trust_remote_code",
     "torchao_config",
     "modelopt_quant",
     "quantize_and_serve",

@@ -180,7 +180,8 @@ class Recorder:
                     segments.append(
                         (destination, self._destinations.open(destination.file), at, start, length)
                     )
-                except (UserError, OSError) as error:
+                # A path that no system has raises ValueError.
+                except (UserError, OSError, ValueError) as error:
                     answer["error"] = str(error)
             answers.append(answer)
             at += length

@@ -36,7 +36,9 @@ from draftstates.capture.stack import find_stack, first  # noqa: E402
 from draftstates.capture.taps import Taps  # noqa: E402
 from draftstates.extract.protocol import SELF_TEST, Destination  # noqa: E402
 from draftstates.model import family as conventions  # noqa: E402
+from draftstates.model.final_norm import FinalNorm  # noqa: E402
 from draftstates.model.folder import ModelFolder  # noqa: E402
+from draftstates.model.head import read_head  # noqa: E402
 
 _LENGTHS = (9, 40)
 _SECONDS = 120
@@ -216,6 +218,7 @@ def run(name: str, work: Path) -> dict[str, Any]:
     scale = conventions.final_scale(text)
     normed = taps.normed(reading.every[opened.num_layers]) * scale
     distances["norm(r_N)"] = row_distances(normed, final).max().item()
+    distances |= from_files(opened, reading.every, final, samples, seen["result"])
     distances |= {
         f"own capture of r_{k}": row_distances(rows, reading.every[k]).max().item()
         for k, rows in own.states(seen["aux"], width=opened.hidden_size).items()
@@ -225,6 +228,30 @@ def run(name: str, work: Path) -> dict[str, Any]:
         for k in range(opened.num_layers)
     )
     return {"distances": distances, "neighbours": neighbours, "own": own.reason}
+
+
+def from_files(
+    model: ModelFolder, states: dict, final: torch.Tensor, samples: list[torch.Tensor], result: Any
+) -> dict[str, float]:
+    """Return how far r_0, the final state and the logits are from what our reading of files gives.
+
+    Args:
+        states: r_k by k, [tokens, H].
+        final: the final states, [tokens, H].
+    """
+    found = {}
+    scale = conventions.embedding_scale(model.text)
+    if scale is not None:
+        table = model.tensor(conventions.EMBEDDING_NAMES)
+        found["embedding"] = row_distances(states[0], table[torch.cat(samples)] * scale)
+    if conventions.has_known_norm(model.text):
+        norm = FinalNorm.from_model(model)
+        found["formula of the norm"] = row_distances(norm(states[model.num_layers]), final)
+    head, last = read_head(model, final_norm="post_norm"), torch.tensor(_LENGTHS).cumsum(0) - 1
+    logits = head.logits(head.inputs(final[last]), dtype=torch.float32)
+    there = result.next_token_logits[:, : logits.shape[1]].float()
+    found["head"] = row_distances(logits, there)
+    return {name: distances.max().item() for name, distances in found.items()}
 
 
 def main(names: list[str]) -> None:

@@ -72,10 +72,21 @@ class StandIn:
         meta = {
             "prompt_tokens": rows,
             "cached_tokens": 0,
-            "output_top_logprobs": [[[-float(i), i, None] for i in range(5)]],
+            **next_tokens(body["input_ids"], body["top_logprobs_num"]),
             protocol.ANSWER_KEY: [json.dumps({"plugin": "x", "server": "tested"})],
         }
         return web.json_response({"meta_info": {**meta, **fault.get("meta", {})}})
+
+
+def next_tokens(input_ids: list[int], count: int) -> dict:
+    """Return next tokens as SGLang does: the first token of a prompt follows no row."""
+    most_likely = [[-float(i), i, None] for i in range(count)]
+    return {
+        "input_token_logprobs": [[-1.0, token, None] for token in input_ids],
+        "input_top_logprobs": [None, *[most_likely] * (len(input_ids) - 1)],
+        "output_token_logprobs": most_likely[:1],
+        "output_top_logprobs": [most_likely],
+    }
 
 
 def with_server(stand_in: StandIn, action) -> object:

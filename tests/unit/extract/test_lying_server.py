@@ -4,6 +4,7 @@ name, whatever it says. No exception, no hang.
 
 import asyncio
 import json
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,13 @@ META = {
     "cached_tokens": 0,
     "output_top_logprobs": [[[-float(i), i, None] for i in range(5)]],
     protocol.ANSWER_KEY: [json.dumps({"plugin": "x"})],
+}
+PREFIX = {
+    **META,
+    "input_token_logprobs": [[None, 1, None], [-1.0, 2, None], [-2.5, 3, None]],
+    "input_top_logprobs": [None, *[[[-0.5, 7, None], [-1.0, 2, None]]] * 2],
+    "output_token_logprobs": [[-0.5, 9, None]],
+    "output_top_logprobs": [[[-0.5, 9, None], [-0.75, 8, None]]],
 }
 PLUGIN = {"plugin": "x", "opinions": {"1": 0.0}, "no_capture": "", "settings": {}, "weights": "x"}
 RECEIPT = {
@@ -69,7 +77,9 @@ def short_waits() -> Iterator[None]:
         yield
 
 
-async def capture(answer: str | None, line: bytes | None) -> tuple[list[Any], dict[int, str]]:
+async def capture(
+    answer: str | None, line: bytes | None, *, prefix: bool = False
+) -> tuple[list[Any], dict[int, str]]:
     """Capture one sample from a server that gives this answer and writes this receipt.
 
     None stands for what an honest server gives.
@@ -104,7 +114,8 @@ async def capture(answer: str | None, line: bytes | None) -> tuple[list[Any], di
         endpoint = Endpoint(url=url, api_key=None, root=Path(folder))
         try:
             async with Client(endpoint, tokens_in_flight=10) as asked:
-                work = [Work(sample_id="a", shard=shard, first_row=0, input_ids=IDS)]
+                one = Work(sample_id="a", shard=shard, first_row=0, input_ids=IDS, prefix=prefix)
+                work = [one]
                 return await asyncio.wait_for(asked.capture(work, retries=0), 20)
         finally:
             await runner.cleanup()
@@ -118,6 +129,47 @@ def test_an_honest_server_is_believed() -> None:
     captured, reasons = asyncio.run(capture(None, None))
     assert reasons == {}
     assert captured[0].top == [[i, -float(i)] for i in range(5)]
+
+
+def test_of_a_prefix_recapture_the_next_tokens_of_every_row_are_taken() -> None:
+    captured, reasons = asyncio.run(capture(json.dumps({"meta_info": PREFIX}), None, prefix=True))
+    assert reasons == {}
+    best = [[7, -0.5], [2, -1.0]]
+    assert captured[0].rows == [
+        [*best, [2, -1.0]],
+        [*best, [3, -2.5]],
+        [[9, -0.5], [8, -0.75], [9, -0.5]],
+    ]
+    assert captured[0].top is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"input_token_logprobs": [[None, 1, None], [-1.0, 2, None], [-1.0, 4, None]]},
+            r"\[2, 4\]",
+        ),
+        ({"input_token_logprobs": PREFIX["input_token_logprobs"][:2]}, "of every row"),
+        ({"input_top_logprobs": [None, None, None]}, "of every row"),
+        ({"output_top_logprobs": META["output_top_logprobs"]}, "expected 2 tokens"),
+        ({"output_token_logprobs": [[float("nan"), 9, None]]}, "of every row"),
+        ({"input_token_logprobs": None}, "of every row"),
+    ],
+)
+def test_a_prefix_recapture_with_next_tokens_of_others_is_failed(change: dict, said: str) -> None:
+    answer = json.dumps({"meta_info": {**PREFIX, **change}})
+    captured, reasons = asyncio.run(capture(answer, None, prefix=True))
+    assert captured == []
+    assert re.search(said, reasons[0])
+
+
+@given(changed({"meta_info": PREFIX}).map(json.dumps))
+def test_whatever_the_answer_to_a_prefix_recapture_is_it_is_captured_or_failed(answer: str) -> None:
+    captured, reasons = asyncio.run(capture(answer, None, prefix=True))
+    assert len(captured) + len(reasons) == 1
+    for item in captured:
+        assert [len(row) for row in item.rows] == [3, 3, 3]
 
 
 @given(ANSWER)
