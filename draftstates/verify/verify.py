@@ -326,7 +326,8 @@ def _are_pairs(pairs: Any, count: int, *, vocabulary: int) -> bool:
     """Return whether a receipt's next tokens can be compared."""
     try:
         return len(pairs) == count and all(
-            0 <= int(token) < vocabulary and math.isfinite(value) for token, value in pairs
+            isinstance(token, int) and 0 <= token < vocabulary and math.isfinite(value)
+            for token, value in pairs
         )
     except (TypeError, ValueError):
         return False

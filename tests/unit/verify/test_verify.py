@@ -290,6 +290,7 @@ def test_a_row_that_is_another_tokens_in_both_captures_is_caught_by_alignment(
         lambda rows: rows[1][2].__setitem__(0, rows[1][2][0] + 1),
         lambda rows: rows[1][0].__setitem__(0, 10_000),
         lambda rows: rows[1][0].__setitem__(1, float("nan")),
+        lambda rows: rows[1][0].__setitem__(0, "7"),
         lambda rows: rows.__setitem__(1, None),
         lambda rows: rows.clear(),
     ],
