@@ -45,6 +45,9 @@ _LOGARITHMS = 4
 _CAP_ROUNDINGS = 6
 # Samples whose logits are in memory at once.
 _BATCH = 256
+# Roundings of a logit of any row: a kernel may round the sum of parts, too. Of so many rows some
+# come as near to this limit as two values that round apart.
+_ROW_ROUNDINGS = 2
 # Rows of prefix recaptures that are compared at once.
 _ROWS = 512
 # Values that are normed at once: they stay in the processor's cache.
@@ -256,7 +259,7 @@ def _leads(
     logits = head.form(products.sum(dim=-1))
     slopes = head.form.slope(logits)
     limit = (
-        _logit_step(logits, head.form, rounding.compute)
+        _ROW_ROUNDINGS * _logit_step(logits, head.form, rounding.compute)
         + _SUMS * math.sqrt(inputs.shape[1]) * 2**-24 * slopes.abs() * products.abs().sum(dim=-1)
         + _LOGARITHMS * half_step(torch.maximum(logits.abs(), returned.abs()), torch.float32)
     )
