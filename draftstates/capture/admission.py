@@ -54,7 +54,8 @@ class Admission:
         """Return why a request must not be captured, or None."""
         if self._weights is None:
             return None
-        return self._weights.refusal(self_test=is_self_tests(destination.file))
+        self_test = is_self_tests(destination.file, root=self._settings.root)
+        return self._weights.refusal(self_test=self_test)
 
     def describe(self, destinations: Sequence[Destination | None], answers: Sequence[dict]) -> None:
         """Add to each answer to a self-test request what its attestation needs.

@@ -27,9 +27,12 @@ _START_WRITE_BACK = 2
 _MOST_OPEN = 256
 
 
-def is_self_tests(file: str) -> bool:
+def is_self_tests(file: str, *, root: Path) -> bool:
     """Return whether a request's file, relative to the root, belongs to a self-test."""
-    return Path(os.path.normpath(file)).parts[:1] == (Results(Path()).selftests.name,)
+    try:
+        return place_of(file, root=root).is_relative_to(Results(root).selftests)
+    except UserError:
+        return False
 
 
 def place_of(file: str, *, root: Path) -> Path:

@@ -165,7 +165,16 @@ def test_a_foreign_note_is_not_trusted(
     assert not is_trusted(note, root=tmp_path)
 
 
-def test_a_file_of_a_self_test_is_told_by_where_it_lies() -> None:
-    assert is_self_tests(".selftest/.building/host/a-1/first/shard.safetensors")
-    assert not is_self_tests("tiny/shards/.building/a-1/shard.safetensors")
-    assert not is_self_tests(".selftest/../tiny/shards/.building/a-1/shard.safetensors")
+def test_a_file_of_a_self_test_is_told_by_where_it_lies(tmp_path: Path) -> None:
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / ".selftest").mkdir()
+    (tmp_path / ".selftest" / "link").symlink_to(tmp_path / "tiny")
+    own = ".selftest/.building/host/a-1/first/shard.safetensors"
+    assert is_self_tests(own, root=tmp_path)
+    for other in (
+        "tiny/shards/.building/a-1/shard.safetensors",
+        ".selftest/../tiny/shards/.building/a-1/shard.safetensors",
+        ".selftest/link/.building/shard.safetensors",
+        f"../{tmp_path.name}-2/{own}",
+    ):
+        assert not is_self_tests(other, root=tmp_path)
