@@ -68,6 +68,18 @@ def test_a_request_whose_states_were_not_read_is_answered_with_the_reason() -> N
     assert answers[1] == {}
 
 
+@pytest.mark.parametrize("file", ["../a", ".building/\0", ".building/\ud800", "x" * 5000, ""])
+def test_a_path_that_cannot_be_written_is_answered(tmp_path: Path, file: str) -> None:
+    ours = Destination(file=file, first_row=0, rows=5, ids_hash="i", attempt="1")
+    batch = SimpleNamespace(
+        extend_prefix_lens_cpu=[0], extend_seq_lens_cpu=[5], input_ids=torch.arange(5)
+    )
+    (tmp_path / ".building").mkdir()
+    recorder = _running(tmp_path / "root", Model(Pair))
+    answers = recorder._record(batch, [ours], Reading((0, 2, 4)), torch.zeros(5, 8))
+    assert answers[0]["error"]
+
+
 def _running(root: Path, model: Model) -> Recorder:
     """Return a recorder of r_0, r_2 and r_N as it is after loading, and lay its shard out."""
     spec = capture_spec(
