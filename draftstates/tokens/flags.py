@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from draftstates.tokens.rows import RowSkipped, shown
-from draftstates.tokens.tools import is_empty
+from draftstates.tokens.tools import from_json, is_empty
 
 if TYPE_CHECKING:
     from draftstates.tokens.messages import MessageReader
@@ -17,11 +17,20 @@ FINISH_KEYS = (
     "done_reason",
     "native_finish_reason",
     "finish_details",
+    "generation_finish_reason",
 )
-# what may hold these keys in an object of its own
-HOLDERS = ("meta_info", "metadata", "response_metadata", "generation_info")
-# keys that say how an answer ended in another way
-ENDING_KEYS = frozenset((*FINISH_KEYS, "truncated", "is_complete", "incomplete_details"))
+# what may hold these keys in an object of its own, or in its JSON text
+HOLDERS = (
+    "meta_info",
+    "metadata",
+    "response_metadata",
+    "generation_info",
+    "additional_kwargs",
+)
+# keys that say how an answer ended in another way: true where it was cut, or where it was not
+_TRUNCATED = ("truncated", "is_truncated", "was_truncated")
+_COMPLETE = ("is_complete", "is_finished", "finished")
+ENDING_KEYS = frozenset((*FINISH_KEYS, *_TRUNCATED, *_COMPLETE, "incomplete_details"))
 FLAGS = (
     "train",
     "trainable",
@@ -34,6 +43,10 @@ FLAGS = (
     "loss_weight",
     "loss_mask",
 )
+_TRUTHS = {
+    **dict.fromkeys(("true", "yes", "1", "1.0"), True),
+    **dict.fromkeys(("false", "no", "0", "0.0"), False),
+}
 _FAILED = frozenset(("failed", "failure", "error", "cancelled", "canceled"))
 # reasons for which an answer ends without an end token of the model
 _CUT = frozenset(
@@ -138,19 +151,24 @@ def endings(item: dict[str, Any]) -> Iterator[tuple[str, object]]:
         if item.get(key):
             yield key, item[key]
     for holder in HOLDERS:
-        if isinstance(inside := item.get(holder), dict):
-            for key in FINISH_KEYS:
-                if inside.get(key):
-                    yield f"{holder}.{key}", inside[key]
+        inside = item.get(holder)
+        if isinstance(inside, str) and inside.startswith("{"):
+            inside = from_json(inside)
+        if isinstance(inside, dict):
+            for key, reason in endings(inside):
+                yield f"{holder}.{key}", reason
     status = item.get("status")
     if isinstance(status, str) and status.lower() == "incomplete":
         yield "status", "incomplete"
     if item.get("incomplete_details"):
         yield "incomplete_details", "incomplete"
-    if item.get("truncated") is True:
-        yield "truncated", "length"
-    if item.get("is_complete") is False:
-        yield "is_complete", "length"
+    for keys, cut in ((_TRUNCATED, True), (_COMPLETE, False)):
+        for key in keys:
+            if not is_empty(value := item.get(key)):
+                said = _TRUTHS.get(str(value).strip().lower())
+                # what is neither true nor false is named as a reason that is not known
+                reason = f"{value}" if said is None else "length" if said is cut else "stop"
+                yield key, reason
 
 
 def was_cut(reason: object) -> bool | None:
@@ -161,7 +179,8 @@ def was_cut(reason: object) -> bool | None:
     if isinstance(reason, int):
         # vLLM names the stop token that the model gave
         return False
-    known = reason.lower() if isinstance(reason, str) else None
+    # Python names a member by its class too: FinishReason.LENGTH
+    known = reason.lower().rpartition(".")[2] if isinstance(reason, str) else None
     if known in _CUT:
         return True
     return False if known in _ENDED else None

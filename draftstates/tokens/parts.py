@@ -19,6 +19,7 @@ _TEXTS = {
 }
 _THOUGHTS = {
     "thinking": "thinking",
+    "think": "think",
     "reasoning": "reasoning",
     "reasoning_text": "text",
     "summary_text": "text",
@@ -58,7 +59,7 @@ def read_block(part: object, role: str, where: str, not_used: set[str]) -> tuple
             _name_keys(part, not_used, {"type", key})
             return "text", text
     elif isinstance(part, dict) and kind in _THOUGHTS and role == "assistant":
-        keys = (_THOUGHTS[kind], "text")
+        keys = (_THOUGHTS[kind], "text", "content", "summary")
         text = next((text_of(part[key]) for key in keys if not is_empty(part.get(key))), "")
         if text is not None:
             _name_keys(part, not_used, {"type", *keys})
@@ -101,21 +102,23 @@ def joined(texts: list[dict[str, str]]) -> Any:
     return texts[0]["text"] if texts else ""
 
 
-def text_of(value: object) -> str | None:
-    """Return the text of reasoning: text, or a list of parts; None for anything else."""
+def text_of(value: object, depth: int = 3) -> str | None:
+    """Return the text of reasoning: text, a part or a list of parts; None for anything else.
+
+    Args:
+        value: the reasoning.
+        depth: how deep parts may lie in each other.
+    """
     if isinstance(value, str):
         return value
-    if not isinstance(value, list):
+    if isinstance(value, dict):
+        keys = ("text", "thinking", "think", "content", "summary")
+        key = next((key for key in keys if not is_empty(value.get(key))), None)
+        return text_of(value[key], depth - 1) if key and depth else None
+    if not isinstance(value, list) or not depth:
         return None
-    texts = []
-    for part in value:
-        if isinstance(part, dict):
-            keys = ("text", "thinking", "summary")
-            part = next((part[key] for key in keys if isinstance(part.get(key), str)), None)
-        if not isinstance(part, str):
-            return None
-        texts.append(part)
-    return "\n".join(texts)
+    texts = [text_of(part, depth - 1) for part in value]
+    return None if None in texts else "\n".join(filter(None, texts))
 
 
 def _name_keys(part: dict[str, Any], not_used: set[str], used: set[str]) -> None:
@@ -133,7 +136,9 @@ def is_setting(key: str, value: object) -> bool:
     if isinstance(value, str):
         return value.strip().lower() in _SETTINGS
     if isinstance(value, dict):
-        return bool(value) and _SETTING_FIELDS.issuperset(value)
+        # a summary of several parts is what was thought
+        parts = any(isinstance(item, list) and item for item in value.values())
+        return bool(value) and _SETTING_FIELDS.issuperset(value) and not parts
     return isinstance(value, (bool, int, float))
 
 

@@ -34,12 +34,21 @@ CUT = [
     {"status": "Incomplete", "incomplete_details": {"reason": "max_output_tokens"}},
     {"incomplete_details": {"reason": "content_filter"}},
     {"truncated": True},
+    {"truncated": "true"},
+    {"is_truncated": 1},
+    {"was_truncated": True},
     {"is_complete": False},
+    {"is_finished": "false"},
+    {"finished": 0},
+    {"finish_reason": "FinishReason.LENGTH"},
+    {"generation_finish_reason": "length"},
 ]
 HELD = [
     {"meta_info": {"finish_reason": {"type": "length"}}},
     {"metadata": {"finish_reason": "length"}},
     {"response_metadata": {"stop_reason": "max_tokens"}},
+    {"additional_kwargs": {"is_truncated": True}},
+    {"metadata": '{"finish_reason": "length"}'},
 ]
 
 
@@ -60,6 +69,7 @@ def test_every_way_to_say_that_an_answer_was_cut(end: dict) -> None:
         {"finish_reason": {"type": "stop", "matched": 2}},
         {"status": "completed", "incomplete_details": None},
         {"truncated": False, "is_complete": True, "done_reason": "stop"},
+        {"is_truncated": "no", "finished": 1, "finish_reason": "FinishReason.STOP"},
     ],
 )
 def test_an_answer_that_ended(end: dict) -> None:
@@ -73,6 +83,9 @@ def test_the_names_of_what_is_not_used_hold_no_values() -> None:
         for row in (said(finish_reason=reason), {**said(), "finish_reason": reason}):
             (name,) = parse_row(row).not_used
             assert name.endswith("finish_reason of an unknown kind")
+    assert parse_row(said(truncated="SECRET")).not_used == (
+        "messages[].truncated of an unknown kind",
+    )
     asked = {"messages": [{"role": "user", "content": "Q", "finish_reason": "SECRET"}, *TWO[1:]]}
     assert parse_row(asked).not_used == (
         "messages[].finish_reason of a message that is not an answer",

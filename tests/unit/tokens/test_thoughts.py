@@ -53,6 +53,23 @@ def test_a_thought_that_is_given_twice_is_read_once(content, key: str) -> None:
     assert (said["content"], said["reasoning_content"].strip()) == ("A", "T")
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "T"}]},
+        {"type": "think", "think": "T"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "T"}]},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "T"}]},
+    ],
+)
+def test_a_thought_is_read_from_parts_of_any_shape(part: dict) -> None:
+    text = {"type": "text", "text": "A"}
+    for message in (answer(content=[part, text]), answer(content="A", reasoning=part)):
+        found = parse_row(message)
+        _, said = found.messages
+        assert (said["content"], said["reasoning_content"], found.not_used) == ("A", "T", ())
+
+
 @pytest.mark.parametrize("content", ["<think>\nU\n</think>\n\nA", "U</think>A", "<think>U"])
 def test_two_different_thoughts_are_refused(content: str) -> None:
     with pytest.raises(RowSkipped, match="bad_message: message 1: .* in the content's <think>"):
