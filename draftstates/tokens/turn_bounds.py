@@ -31,6 +31,11 @@ _ANSWER = {"role": "assistant", "content": "Yes"}
 # most tokens in which the end of a turn is looked for where the next message begins
 _LONGEST_OPENING = 4
 _LONGEST_TAG = 40
+# ends of turns and texts of well-known models; an answer keeps one that is not its own model's
+_OTHERS_ENDS = (
+    *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>"),
+    *("<｜end▁of▁sentence｜>", "<|end|>", "<|return|>", "<|END_OF_TURN_TOKEN|>"),
+)
 _OPENED_THOUGHT = re.compile(r"<[\w:]*th(?:ink|ought)\w*>\s*\Z")
 
 Messages = list[dict[str, Any]]
@@ -338,10 +343,17 @@ class TurnMarks:
 
         Raises:
             RowSkipped: `bad_message`: the text begins with one of the marks, an answer holds the
-                opening of another, or a question ends in the opening of an answer.
+                opening of another or ends in the end token of another model, or a question ends
+                in the opening of an answer.
         """
         content, role = message["content"], message["role"]
         texts = [content] if isinstance(content, str) else [part["text"] for part in content]
+        if role == "assistant" and texts and texts[-1].rstrip().endswith(_OTHERS_ENDS):
+            raise RowSkipped(
+                "bad_message",
+                f"message {index} ({role}): content: expected no end token but the model's own,"
+                f" found one at the end of {shown(texts[-1].rstrip()[-40:])}: leave it out",
+            )
         for text in texts:
             if text.lstrip().startswith(self.marks) or (
                 self.prompt

@@ -33,8 +33,22 @@ def test_text_with_the_templates_own_turn_marks_is_refused(name, file, asked, sa
 
 
 @pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        *((name, "<|im_end|>") for name in ("llama3", "deepseek_v3", "gemma3")),
+        *((name, "<|eot_id|>\n") for name in ("qwen3", "smollm2", "deepseek_v3")),
+        ("qwen3", "<|endoftext|>"),
+    ],
+)
+def test_an_answer_with_the_end_token_of_another_model_is_refused(demo_model, name, end) -> None:
+    with pytest.raises(RowSkipped, match="bad_message: message 1 .* no end token but the model's"):
+        tokenise(template(name), chat("Hi", f"A{end}"))
+
+
+@pytest.mark.parametrize(
     ("name", "asked", "said"),
     [
+        ("qwen3", "Hi", "The token `<|eot_id|>` ends a turn of Llama 3."),
         ("qwen3", "What is <|im_start|>?", "It begins a turn."),
         ("qwen3", "Hi", "<think>\nT\n</think>\n\nA"),
         ("qwen3", "Hi", '<tool_call>\n{"name": "f"}\n</tool_call>'),
