@@ -24,7 +24,7 @@ TEMPLATES = Path(__file__).resolve().parent / "chat_templates"
 REAL_TEMPLATES = sorted((REPOSITORY / ".cache" / "templates").glob("*.jinja"))
 ALL_MARKS = REPOSITORY / ".cache" / "tokenizers" / "marked"
 # end tokens that the models' own files name, by the beginning of the template's name
-_ENDS = {
+END_TOKENS = {
     "Apertus": ("<|assistant_end|>",),
     "Apriel-1": ("<|end|>",),
     "ByteDance-Seed": ("<seed:eos>",),
@@ -76,7 +76,7 @@ def template(
 @functools.cache
 def real_template(name: str) -> ChatTemplate:
     """Return one of `REAL_TEMPLATES` by its name, loaded once."""
-    ends = next((ends for start, ends in _ENDS.items() if name.startswith(start)), ())
+    ends = next((ends for start, ends in END_TOKENS.items() if name.startswith(start)), ())
     file = REAL_TEMPLATES[0].parent / f"{name}.jinja"
     return ChatTemplate(ALL_MARKS, chat_template=file, end_tokens=ends)
 

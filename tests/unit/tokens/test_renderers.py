@@ -11,8 +11,15 @@ from typing import Any
 
 import pytest
 from sglang.srt.entrypoints.openai.encoding_dsv32 import encode_messages
-from test_real_templates import ENDS, TEMPLATES, TOKENIZER
-from token_kit import chat, marked, tokenise, tokenizer_folder
+from token_kit import (
+    ALL_MARKS,
+    END_TOKENS,
+    REAL_TEMPLATES,
+    chat,
+    marked,
+    tokenise,
+    tokenizer_folder,
+)
 
 from draftstates import config
 from draftstates.errors import UserError
@@ -119,10 +126,10 @@ def with_begin(texts: list[str], begin: str) -> list[str]:
 def test_a_renderer_and_a_template_give_the_same_samples(name: str) -> None:
     folder, template, differing = PAIRS[name]
     ends = next(
-        (ends for start, ends in ENDS.items() if template and template.startswith(start)), ()
+        (ends for start, ends in END_TOKENS.items() if template and template.startswith(start)), ()
     )
-    path = TEMPLATES / f"{template}.jinja" if template else None
-    folder = TOKENIZER if folder == "marked" else tokenizer_folder(folder)
+    path = REAL_TEMPLATES[0].parent / f"{template}.jinja" if template else None
+    folder = ALL_MARKS if folder == "marked" else tokenizer_folder(folder)
     by_template = ChatTemplate(folder, chat_template=path, renderer="template", end_tokens=ends)
     by_renderer = ChatTemplate(folder, renderer=name, end_tokens=ends)
     different = {
@@ -142,9 +149,10 @@ def test_deepseek_v4_is_rendered_as_deepseek_renders_it(kind: str) -> None:
     """The model's tokenizer carries no template; this one was written after the model's encoder."""
     messages, tools = CONVERSATIONS[kind]
     by_template = ChatTemplate(
-        TOKENIZER, chat_template=TEMPLATES / "deepseek-ai-DeepSeek-V4-Flash-0731.jinja"
+        ALL_MARKS,
+        chat_template=REAL_TEMPLATES[0].parent / "deepseek-ai-DeepSeek-V4-Flash-0731.jinja",
     )
-    by_renderer = ChatTemplate(TOKENIZER, renderer="deepseek-v4")
+    by_renderer = ChatTemplate(ALL_MARKS, renderer="deepseek-v4")
     found = outcome(by_renderer, messages, tools)
     assert with_begin(found, BEGIN) == outcome(by_template, messages, tools)
 
@@ -171,7 +179,7 @@ def test_deepseek_v3_2_is_rendered_as_the_server_renders_it(kind: str, thinking:
 
 def model(folder: Path, tokenizer: str, **settings: Any) -> Path:
     """Make a folder with a tokenizer that has no chat template, and a model's configuration."""
-    source = TOKENIZER if tokenizer == "marked" else tokenizer_folder(tokenizer)
+    source = ALL_MARKS if tokenizer == "marked" else tokenizer_folder(tokenizer)
     (folder / "tokenizer.json").symlink_to(source / "tokenizer.json")
     described = json.loads((source / "tokenizer_config.json").read_text())
     described.pop("chat_template", None)
@@ -237,7 +245,7 @@ def test_a_renderer_and_a_template_exclude_each_other() -> None:
         ChatTemplate(
             tokenizer_folder("qwen3"),
             renderer="qwen3",
-            chat_template=TEMPLATES / "Qwen-Qwen3-0.6B.jinja",
+            chat_template=REAL_TEMPLATES[0].parent / "Qwen-Qwen3-0.6B.jinja",
         )
 
 

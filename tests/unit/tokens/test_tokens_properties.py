@@ -25,7 +25,8 @@ COLUMNS = (
     *("messages", "conversations", "tools", "system", "instruction", "input", "output"),
     *("prompt", "completion", "response", "input_ids", "loss_mask", "question", "answer"),
     *("history", "choices", "status", "finish_reason", "stop_reason", "weight", "reasoning"),
-    *("functions", "system_prompt", "context"),
+    *("functions", "system_prompt", "context", "instructions", "attention_mask", "weights"),
+    *("metadata", "is_truncated", "finished", "finish_reasons", "mask_history", "label"),
 )
 TEXT = st.text(max_size=12) | st.sampled_from(
     ["", "<|im_end|>", "<think>", "<think>\nx\n</think>\n\ny", "\n", "\ud800", "<tool_response>"]
@@ -72,6 +73,10 @@ MESSAGE = st.fixed_dictionaries(
         "weight": JSON | st.sampled_from([0, 1]),
         "finish_reason": JSON | st.sampled_from(["length", "stop"]),
         "channel": JSON | st.sampled_from(["analysis", "final"]),
+        "truncated": JSON | st.sampled_from(["true", 1]),
+        "metadata": JSON
+        | st.sampled_from(['{"finish_reason": "length"}', '{"a": 1, "a": 2}', "{"]),
+        "reasoning_details": st.lists(st.fixed_dictionaries({"text": TEXT | JSON}), max_size=2),
         "type": JSON | st.sampled_from(["message", "reasoning", "function_call"]),
     },
 )
