@@ -238,6 +238,7 @@ class Pipeline:
             named,
             lost_turns=tuple(error.reason for error in lost),
             not_used=tuple(sorted(not_used)),
+            kinds=parsed.kinds if isinstance(parsed, Conversation) else (),
         )
 
     def _draw(self, parsed: Conversation | TokenRow) -> None:
