@@ -66,16 +66,3 @@ def test_a_server_with_the_radix_cache_is_found_out(shared_server: Running) -> N
     assert measured["radix cache"] == ("corrupts", "measured")
     assert measured["extra_key"] == ("harmless", "measured")
     assert measured["chunked prefill"] == ("harmless", "measured")
-
-
-def test_TEMPORARY_plain_server(smollm2, tmp_path):
-    from server_harness import serve, spec_for
-    root = tmp_path / "root"
-    root.mkdir()
-    spec = spec_for(smollm2, layers=(2,))
-    with serve(spec, folder=smollm2, root=root, radix_cache=True, plugin=False, flags=["--chunked-prefill-size", "256", "--enable-return-hidden-states"]) as running:
-        found = examine(running.endpoint.url, api_key=None, results=None)
-        from draftstates.commands.doctor import server_text
-        open("/tmp/see21/plain.txt", "w").write(server_text(found))
-        again = examine(running.endpoint.url, api_key=None, results=None)
-        open("/tmp/see21/plain2.txt", "w").write(server_text(again))
