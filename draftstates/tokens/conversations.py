@@ -95,7 +95,7 @@ def parse_row(
     if isinstance(value, bytes):
         try:
             value = parse_json(value)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise RowSkipped("broken_json", str(error)) from None
     if not isinstance(value, dict):
         raise RowSkipped("not_an_object", f"expected an object, found {shown(value)}")
