@@ -671,7 +671,7 @@ def load(path: Path) -> Configuration:
         raw = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: the configuration cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         # ValueError: text that is not UTF-8, an impossible date, thousands of digits
         raise UserError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(raw, dict):
@@ -706,14 +706,13 @@ def resolve(raw: Mapping[str, Any], *, origin: str) -> Configuration:
 
 
 def save_resolved(config: Configuration) -> None:
-    """Write a configuration to its `resolved_path` where that is missing.
+    """Write a configuration to its `resolved_path`.
 
-    The commands that the workflow starts read it.
+    The commands that the workflow starts read it, so a damaged one is written again.
     """
-    path = config.resolved_path
-    if path.exists():
-        return
-    publish_text(yaml.safe_dump(config.plain(), allow_unicode=True, sort_keys=False), path)
+    publish_text(
+        yaml.safe_dump(config.plain(), allow_unicode=True, sort_keys=False), config.resolved_path
+    )
 
 
 def check_results(results: Path) -> None:

@@ -26,8 +26,8 @@ _MODULES = (
     *("draftstates.shards.manifest", "draftstates.exports.export", "draftstates.workflow"),
     *("draftstates.exports.vocabulary", "draftstates.tokens.tokenise"),
 )
-# what a workspace's script is replaced by
-_HANDS_ON = f"""
+# what takes the place of a workspace's script, or of Snakemake
+_HANDS_ON = f"""#!{sys.executable}
 import json, os, socket, sys
 
 with socket.socket(socket.AF_UNIX) as link:
@@ -51,6 +51,14 @@ def hand_on(scripts: Path) -> None:
         script.write_text(_HANDS_ON.format(script=f"../{kept.name}/{script.name}"))
 
 
+def hand_on_snakemake(folder: Path) -> None:
+    """Make a command `snakemake` that runs in a fork of the preloaded process."""
+    folder.mkdir()
+    command = folder / "snakemake"
+    command.write_text(_HANDS_ON.format(script=None))
+    command.chmod(0o755)
+
+
 @contextlib.contextmanager
 def preloaded() -> Iterator[None]:
     """Start the process; it ends with the block."""
@@ -67,7 +75,9 @@ def preloaded() -> Iterator[None]:
             process.terminate()
 
 
-def snakemake(arguments: list[str], *, folder: Path, environment: dict[str, str]) -> tuple[int, str]:
+def snakemake(
+    arguments: list[str], *, folder: Path, environment: dict[str, str]
+) -> tuple[int, str]:
     """Run Snakemake in a fork of the process; return its status and its output.
 
     Args:
@@ -160,5 +170,5 @@ def _run(request: dict[str, Any], files: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.append(str(Path(__file__).parents[1]))
+    sys.path[:0] = map(str, Path(__file__).parents[1:3])
     _serve(sys.argv[1])

@@ -10,6 +10,7 @@ from rich.console import Console
 from synthetic import plan_with, planned_shard
 
 from draftstates.errors import UserError
+from draftstates.extract import progress
 from draftstates.extract.progress import ProgressFile, Running, running
 from draftstates.report.status import look, view
 
@@ -52,6 +53,21 @@ def test_a_failed_shard_that_is_captured_again_is_no_longer_failed(results: Path
     folder.mkdir()
     ProgressFile(folder, shard_id=FOUR, total=100, server="http://a:1")
     assert look(results).failed == {}
+
+
+@pytest.mark.parametrize("jump", [-86400, 86400])
+def test_a_clock_that_jumps_changes_no_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    monkeypatch.setattr(progress, "_WRITE_SECONDS", 0.0)
+    (folder := tmp_path / "shards" / ".building" / f"{ONE}-1").mkdir(parents=True)
+    file, clock = ProgressFile(folder, shard_id=ONE, total=100, server="http://a:1"), time.time
+    monkeypatch.setattr(time, "time", lambda: clock() + jump)
+    time.sleep(0.01)
+    file.add(10)
+    (found,) = running(tmp_path)
+    assert found.done == 10
+    assert 1 < found.rate <= 1000
 
 
 def test_the_tables_have_the_rate_of_each_server_and_the_time_left(results: Path) -> None:
