@@ -14,7 +14,7 @@ from draftstates import ids
 from draftstates.config import Checks, Shards
 from draftstates.containers import distinct, present_image
 from draftstates.engine.flags import CONTEXT_FLAG
-from draftstates.errors import UserError
+from draftstates.errors import UserError, counted
 from draftstates.paths import Results
 from draftstates.plan.boundaries import segment
 from draftstates.plan.recaptures import choose_recaptures
@@ -178,10 +178,11 @@ def check_lengths(
     if not len(long):
         return
     first = long[0]
+    more = f" (and so in {counted(len(long) - 1, 'more sample')})" if len(long) > 1 else ""
     raise UserError(
         f"source {index.source}: sample {index.names[first].decode()} of row {index.rows[first]}:"
         f" expected fewer tokens than the server's context of {context:,}, found"
-        f" {index.lengths[first]:,} (so do {len(long) - 1:,} more samples): set data.max_tokens to"
+        f" {index.lengths[first]:,}{more}: set data.max_tokens to"
         f" {context - 1} or less (over_long says whether they are skipped or cut), or, where the"
         f" model can take more, server.args: [{CONTEXT_FLAG}, <tokens>]"
     )

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from draftstates.containers import distinct, present_image
-from draftstates.errors import UserError, capture_again
+from draftstates.errors import UserError, capture_again, counted
 from draftstates.files import file_checksum, first_difference, publishing
 from draftstates.paths import Capture
 from draftstates.records import (
@@ -125,8 +125,8 @@ def _read_parity(
     if others:
         receipts = [str(Capture(capture_folder).receipts(name)) for name in others]
         raise UserError(
-            f"{len(others):,} shards, such as {others[0]}, were captured by a server that was not"
-            f" compared with the checkpoint, or that differed from it: expected the self-test"
+            f"{counted(len(others), 'shard')}, such as {others[0]}: captured by a server that was"
+            " not compared with the checkpoint, or that differed from it: expected the self-test"
             f" {found.selftest}; to capture them again: rm -f {shlex.join(receipts)} && snakemake"
             " --cores all"
         )

@@ -13,7 +13,7 @@ import torch
 
 from draftstates import ids
 from draftstates.containers import present_image
-from draftstates.errors import ShardRefused, UserError, capture_again
+from draftstates.errors import ShardRefused, UserError, capture_again, counted
 from draftstates.extract import protocol
 from draftstates.files import differences, file_checksum
 from draftstates.model.family import has_known_norm
@@ -390,10 +390,6 @@ def _refuse(
             f"\nSamples at fault were copied from {', '.join(sorted(origins))}: nothing is copied"
             " from there any more. Earlier manifests that list this shard are in doubt too."
         )
-    where = f"in {_count(samples, 'sample')}" if samples else "in the shard"
-    title = f"{shard}: {_count(len(findings), 'fault')} {where}:"
+    where = f"in {counted(samples, 'sample')}" if samples else "in the shard"
+    title = f"{shard}: {counted(len(findings), 'fault')} {where}:"
     raise ShardRefused("\n".join([title, *lines, advice]), origins=origins)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
