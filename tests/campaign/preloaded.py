@@ -27,17 +27,17 @@ _MODULES = (
     *("draftstates.exports.vocabulary", "draftstates.tokens.tokenise"),
 )
 # what takes the place of a workspace's script, or of Snakemake
-_HANDS_ON = f"""#!{sys.executable}
+_HANDS_ON = """#!PYTHON
 import json, os, socket, sys
 
 with socket.socket(socket.AF_UNIX) as link:
-    link.connect("\\0" + os.environ[{ADDRESS!r}])
-    request = {{"script": {{script!r}}, "arguments": sys.argv[1:], "folder": os.getcwd()}}
-    text = json.dumps({{**request, "environment": dict(os.environ)}}).encode()
+    link.connect("\\0" + os.environ["ADDRESS"])
+    request = {"script": SCRIPT, "arguments": sys.argv[1:], "folder": os.getcwd()}
+    text = json.dumps({**request, "environment": dict(os.environ)}).encode()
     socket.send_fds(link, [len(text).to_bytes(8, "big")], [0, 1, 2])
     link.sendall(text)
     status = int(link.recv(16) or b"1")
-# a shell would say it in the same way
+# as a shell would say it
 os.kill(os.getpid(), -status) if status < 0 else sys.exit(status)
 """
 
@@ -48,14 +48,19 @@ def hand_on(scripts: Path) -> None:
     kept.mkdir(exist_ok=True)
     for script in scripts.glob("*.py"):
         script.rename(kept / script.name)
-        script.write_text(_HANDS_ON.format(script=f"../{kept.name}/{script.name}"))
+        script.write_text(_client(f"../{kept.name}/{script.name}"))
+
+
+def _client(script: str | None) -> str:
+    text = _HANDS_ON.replace("SCRIPT", repr(script)).replace("ADDRESS", ADDRESS)
+    return text.replace("PYTHON", sys.executable)
 
 
 def hand_on_snakemake(folder: Path) -> None:
     """Make a command `snakemake` that runs in a fork of the preloaded process."""
     folder.mkdir()
     command = folder / "snakemake"
-    command.write_text(_HANDS_ON.format(script=None))
+    command.write_text(_client(None))
     command.chmod(0o755)
 
 
