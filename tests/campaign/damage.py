@@ -190,7 +190,7 @@ def try_damage(
         path: the file to damage, in the whole tree.
         other: another file of its kind.
     """
-    copy = finished.copy_to(folder)
+    copy = dataclasses.replace(finished, workspace=finished.workspace.copy_to(folder))
     try:
         damaged = folder / path.relative_to(finished.workspace.folder)
         outcome = Outcome(kind, damage)

@@ -20,7 +20,7 @@ sys.path += [str(TESTS), str(TESTS / "workflow"), str(Path(__file__).parent)]
 
 import preloaded  # noqa: E402
 from captured import tiny_model  # noqa: E402
-from workspace import Workspace, chat, make_workspace, tiny_config  # noqa: E402
+from workspace import Workspace, chat, make_workspace  # noqa: E402
 
 from draftstates import ShardDataset  # noqa: E402
 from draftstates.paths import Capture, Results  # noqa: E402
@@ -40,6 +40,23 @@ class QuickWorkspace(Workspace):
             arguments, folder=self.folder, environment=prepared["env"]
         )
         return subprocess.CompletedProcess(arguments, status, said)
+
+    def copy_to(self, folder: Path, *copied: str) -> "QuickWorkspace":
+        """Copy the workspace.
+
+        Args:
+            folder: the new folder.
+            copied: folders to copy beside those that runs write; the others are linked.
+        """
+        folder.mkdir(parents=True)
+        for path in self.folder.iterdir():
+            if path.name in (*_WRITTEN, *copied):
+                shutil.copytree(path, folder / path.name, symlinks=True)
+            elif path.is_dir():
+                (folder / path.name).symlink_to(path)
+            else:
+                shutil.copy2(path, folder)
+        return QuickWorkspace(folder, self.config)
 
     def shell(self, command: str) -> None:
         """Run a command that a message says, in which `snakemake` is quick too."""
@@ -67,18 +84,17 @@ class Finished:
     def capture(self) -> Capture:
         return self.results.captures()[0]
 
-    def copy_to(self, folder: Path) -> "Finished":
-        """Copy the workspace, apart from the folders that no run writes, which are linked."""
-        folder.mkdir(parents=True)
-        for path in self.workspace.folder.iterdir():
-            copied = folder / path.name
-            if path.name in _WRITTEN:
-                shutil.copytree(path, copied, symlinks=True)
-            elif path.is_dir():
-                copied.symlink_to(path)
-            else:
-                shutil.copy2(path, copied)
-        return Finished(QuickWorkspace(folder, self.workspace.config), self.samples)
+
+def quick_workspace(folder: Path, model: Path, *, standins: bool = True) -> QuickWorkspace:
+    """Make a workspace as `make_workspace` does, whose runs take a moment."""
+    made = make_workspace(folder, model, standins=standins)
+    if not standins:
+        made.stand_in("tokenise")
+        for standin in Path(__file__).with_name("standins").glob("*.py"):
+            shutil.copy(standin, folder / "scripts")
+    preloaded.hand_on(folder / "scripts")
+    preloaded.hand_on_snakemake(folder / "bin")
+    return QuickWorkspace(folder, made.config)
 
 
 def make_finished(folder: Path, *, rows: int, **changes: object) -> Finished:
@@ -91,13 +107,8 @@ def make_finished(folder: Path, *, rows: int, **changes: object) -> Finished:
     """
     model = tiny_model(folder.with_name(f"{folder.name}-model"))
     (model / "tokenizer.json").write_text("{}")
-    made = make_workspace(folder, model, standins=False)
-    made.stand_in("tokenise")
-    for standin in Path(__file__).with_name("standins").glob("*.py"):
-        shutil.copy(standin, folder / "scripts")
-    preloaded.hand_on(folder / "scripts")
-    preloaded.hand_on_snakemake(folder / "bin")
-    workspace = QuickWorkspace(folder, {**tiny_config(), **changes})
+    workspace = quick_workspace(folder, model, standins=False)
+    workspace.config |= changes
     for source in ("one", "two"):
         workspace.write_rows([chat(f"{source}-{i}") for i in range(rows)], source)
     workspace.run()
