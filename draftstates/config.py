@@ -722,6 +722,13 @@ def check_results(results: Path) -> None:
         UserError: the folder cannot be written; the message names the obstacle.
     """
     folder = results.absolute()
+    try:
+        folder.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        # such as a name that is too long
+        raise UserError(f"results: {results} cannot be written: {error.strerror}") from None
     while not os.path.lexists(folder):
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):

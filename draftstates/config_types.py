@@ -26,7 +26,7 @@ _BINARY = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, **_BINARY}
 _SIZE = re.compile(rf"^([0-9]{{1,18}}(?:\.[0-9]+)?) ?({'|'.join(_UNITS)})$")
 # no control characters, which rewrite a terminal's lines, and no ends of lines
-_PATH = r"^[^{}\x00-\x1f\x7f-\x9f\u2028\u2029]+$"
+PATH = r"^[^{}\x00-\x1f\x7f-\x9f\u2028\u2029]+$"
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
@@ -62,7 +62,7 @@ def _size(value: object) -> object:
 def _path(value: object) -> object:
     """Return text as a path, or None, which is refused, where the text cannot be a path."""
     if isinstance(value, str):
-        return Path(value) if re.fullmatch(_PATH, value) else None
+        return Path(value) if re.fullmatch(PATH, value) else None
     return value
 
 
@@ -125,7 +125,7 @@ Bytes = Annotated[
 ConfiguredPath = Annotated[
     Path,
     _only("a path without control characters, { and }, which are Snakemake's wildcards", _path),
-    WithJsonSchema({"type": "string", "pattern": _PATH}),
+    WithJsonSchema({"type": "string", "pattern": PATH}),
 ]
 Date = Annotated[datetime.date, _only("a date such as '2024-07-26'", _date)]
 _DISTINCT = Field(json_schema_extra={"uniqueItems": True})

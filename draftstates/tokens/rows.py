@@ -409,6 +409,8 @@ def _numbered(batches: Iterator[pa.RecordBatch | pa.Table]) -> Iterator[tuple[st
     """Yield the rows of batches, few of which are Python's objects at a time."""
     row = 0
     for batch in batches:
+        # offsets of a damaged file may lead outside of its memory
+        batch.validate(full=True)
         step = max(1, min(_BATCH_ROWS, _BATCH_VALUES // max(1, batch.num_columns)))
         for start in range(0, batch.num_rows, step):
             for value in batch.slice(start, step).to_pylist():

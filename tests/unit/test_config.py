@@ -535,7 +535,7 @@ def test_what_is_no_text_number_list_or_mapping_is_refused_by_its_key(
         config.resolve(edited("data.max_skipped_fraction", value), origin="my.yaml")
 
 
-@pytest.mark.parametrize("results", ["file", "file/results", "broken", "broken/results"])
+@pytest.mark.parametrize("results", ["file", "file/results", "broken", "broken/results", "x" * 300])
 def test_results_that_cannot_be_written_are_named(tmp_path: Path, results: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "broken").symlink_to("nowhere")
