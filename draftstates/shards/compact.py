@@ -245,7 +245,9 @@ class CompactShard:
         try:
             self._file = safe_open(self.path, framework="pt")
         except (SafetensorError, OSError) as error:
-            raise UserError(f"{self.path}: not a whole safetensors file: {error}") from error
+            raise UserError(
+                f"{self.path}: not a whole safetensors file: {error}; {self._remedy}"
+            ) from error
         self.metadata: dict[str, str] = self._file.metadata() or {}
         version = self.metadata.get("format_version", "")
         check_version(

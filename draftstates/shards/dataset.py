@@ -295,7 +295,7 @@ class ShardDataset(Dataset):
         if shard.length(position) != self.index.tokens[i]:
             raise UserError(
                 f"{shard.path}: sample {self.sample_id(i)} has {shard.length(position)} rows, the"
-                f" manifest says {self.index.tokens[i]}"
+                f" manifest says {self.index.tokens[i]}; {capture_again(shard.path)}"
             )
         return shard, position
 
@@ -312,6 +312,10 @@ class ShardDataset(Dataset):
                     f"{path}: {self.path} lists this shard, but it cannot be read:"
                     f" {error.strerror}; {capture_again(path)}"
                 ) from error
+            except UserError as error:
+                if self.storage is not None:
+                    raise
+                raise UserError(f"{error}; {capture_again(path)}") from error
             _check_shard(shard, entry, self.capture)
             if len(self._open) >= _OPEN_SHARDS:
                 self._open.popitem(last=False)
