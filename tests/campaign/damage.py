@@ -291,7 +291,7 @@ def main() -> None:
         finished = (
             find_finished(whole)
             if whole.exists()
-            else make_finished(whole, rows=8, exports={"specforge": {}}, draft_vocab_size=64)
+            else make_finished(whole, rows=3, exports={"specforge": {}}, draft_vocab_size=64)
         )
         results = finished.workspace.results
         wrong = len(others := unnamed(results))
