@@ -13,9 +13,9 @@ from token_kit import chat, run_source, template, tokenizer_folder
 
 from draftstates.errors import UserError
 from draftstates.tokens import rows, tokenise
-from draftstates.tokens.tokenise import Pipeline
 from draftstates.tokens.rows import REASONS, Row, RowSkipped, read_rows
 from draftstates.tokens.sources import TokeniseOptions
+from draftstates.tokens.tokenise import Pipeline
 
 ASKED = '{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"'
 CALL = '{"type": "function", "function": {"name": "f", "arguments": %s}}'
