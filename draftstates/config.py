@@ -359,7 +359,12 @@ class CaptureOptions(Section):
         "eagle3",
         description="eagle3 stands for r_2, r_{N//2}, r_{N-3}; {dflash: 5} for those that a DFlash"
         " drafter of 5 layers reads; a list of ascending k names each r_k, the residual stream"
-        " after k decoder layers",
+        " after k decoder layers; an empty list for the final state alone, as MTP and EAGLE-1 read",
+    )
+    final_state: bool = Field(
+        True,
+        description="capture the final state of every token; false, as for DFlash, leaves it out,"
+        " and the receipts keep that of each sample's last token, for alignment",
     )
     final_norm: FinalNorm = Field(
         "post_norm", description="whether the final state is taken after or before the final norm"
@@ -368,6 +373,16 @@ class CaptureOptions(Section):
     compute_dtype: Dtype = Field(
         "bfloat16", description="number format that the server computes in"
     )
+
+    @model_validator(mode="after")
+    def _capture_something(self) -> Self:
+        if not (self.residual_layers or self.final_state):
+            raise refusal(
+                "expected true where residual_layers is empty, found false: nothing would be"
+                " captured",
+                key="final_state",
+            )
+        return self
 
 
 class Shards(Section):

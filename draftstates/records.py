@@ -222,6 +222,8 @@ class SampleReceipt(Record):
         position: position of the recaptured sample in the shard; of a prefix recapture only.
         next_tokens: of each row, such pairs of the most likely next tokens and of the token that
             follows; of a prefix recapture only.
+        last_state: final state of the last row in the stored dtype, in base64, where the shard
+            holds no final states.
     """
 
     sample_id: str
@@ -237,6 +239,7 @@ class SampleReceipt(Record):
     copied_from: str | None = None
     position: int | None = None
     next_tokens: list | None = None
+    last_state: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

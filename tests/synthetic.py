@@ -48,6 +48,7 @@ def capture_spec(
     final_norm: str = "pre_norm",
     stored_dtype: str = "bfloat16",
     model_digest: str = "of no model",
+    final_state: bool = True,
 ) -> CaptureSpec:
     return CaptureSpec(
         model="tiny",
@@ -59,6 +60,7 @@ def capture_spec(
         hidden_size=hidden_size,
         residual_layers=tuple(layers),
         final_norm=final_norm,
+        final_state=final_state,
     )
 
 

@@ -120,7 +120,7 @@ def attest(
             )
             .max()
             .item()
-            for name in ("hidden_states", "final_hidden_state")
+            for name in first.header.states()
         )
         opinions.check_repeat(repeat, spec=spec)
         kept = rows and keep_or_compare(
