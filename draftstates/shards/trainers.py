@@ -21,14 +21,14 @@ class States:
         input_ids: int32 [n].
         loss_mask: uint8 [n].
         layers: states of the layers, [n, K, H].
-        final: final state, [n, H].
+        final: final state, [n, H]; None where it is not captured, which our own names alone allow.
         final_norm: norm of the final state, "pre_norm" or "post_norm".
     """
 
     input_ids: torch.Tensor
     loss_mask: torch.Tensor
     layers: torch.Tensor
-    final: torch.Tensor
+    final: torch.Tensor | None
     final_norm: str
 
 
@@ -44,6 +44,7 @@ class Trainer:
         numbering: its way to number layers, for messages.
         names: function from a sample's states to tensors with its names.
         only_dtype: number format that it reads where it reads one only.
+        needs_layers: whether it reads at least one layer; others train on the final state alone.
     """
 
     name: str
@@ -53,13 +54,19 @@ class Trainer:
     numbering: str
     names: Callable[[States], dict[str, torch.Tensor]]
     only_dtype: str | None = None
+    needs_layers: bool = False
 
     def layer_numbers(self, layers: Sequence[int]) -> list[int]:
         """Return the trainer's numbers for r_k, k in `layers`.
 
         Raises:
-            UserError: the trainer has no number for a layer.
+            UserError: the trainer has no number for a layer, or needs one and there is none.
         """
+        if self.needs_layers and not layers:
+            raise UserError(
+                f"{self.name} reads the states of layers, and the capture holds none before r_N:"
+                " name some in capture.residual_layers"
+            )
         if layers and min(layers) < self.first_layer:
             raise UserError(
                 f"{self.name} cannot name r_{min(layers)}: its layers are {self.numbering}, from"
@@ -82,12 +89,13 @@ class Trainer:
 
 
 def _ours(states: States) -> dict[str, torch.Tensor]:
+    final = {} if states.final is None else {"final_hidden_state": states.final}
     # cross_entropy takes int64 ids alone, and a mask of bool chooses rows
     return {
         "input_ids": states.input_ids.long(),
         "loss_mask": states.loss_mask.bool(),
         "hidden_states": states.layers,
-        "final_hidden_state": states.final,
+        **final,
     }
 
 
@@ -168,6 +176,7 @@ TRAINERS = {
             first_layer=1,
             numbering=_AS_OUTPUT,
             names=_specforge,
+            needs_layers=True,
         ),
         Trainer(
             name="model_optimizer",
@@ -184,6 +193,7 @@ TRAINERS = {
             first_layer=0,
             numbering=_OR_EMBEDDINGS,
             names=_deepspec,
+            needs_layers=True,
             only_dtype="bfloat16",
         ),
     )

@@ -15,6 +15,7 @@ from draftstates.errors import UserError
 from draftstates.exports.common import Options, check_equal
 from draftstates.exports.export import EXPORTED, export_manifest
 from draftstates.model.digest import model_digest
+from draftstates.model.final_norm import FinalNorm
 from draftstates.model.folder import ModelFolder
 from draftstates.shards.dataset import ShardDataset
 from draftstates.shards.layout import read_header
@@ -142,6 +143,39 @@ def test_the_norm_of_another_model_is_refused(tmp_path: Path) -> None:
     expected = weight * stored / torch.sqrt(stored.square().mean(-1, keepdim=True) + 1e-5)
     found = torch.load(output / "rows_0-2000" / "data_0.ckpt", weights_only=True)["hidden_state"][0]
     torch.testing.assert_close(found.float(), expected, rtol=2**-8, atol=0)
+
+
+def test_final_states_come_from_r_n_where_they_are_not_captured(tmp_path: Path) -> None:
+    model = norm_model(tmp_path / "model")
+    spec = capture_spec(
+        layers=(2, 5, 8),
+        final_norm="post_norm",
+        final_state=False,
+        model_digest=model_digest(ModelFolder(model)),
+    )
+    manifest = small(tmp_path / "m", spec=spec)
+    values = manifest.samples[ShardDataset(manifest.path).sample_id(0)]["hidden_states"]
+    output = export(manifest, "specforge", model_folder=model)
+    found = torch.load(output / "rows_0-2000" / "data_0.ckpt", weights_only=True)
+    assert torch.equal(found["aux_hidden_state"][0], values[:, :2].flatten(1))
+    expected = FinalNorm.from_model(ModelFolder(model))(values[:, 2])
+    assert torch.equal(found["hidden_state"][0], expected)
+    rows = load_states(export(manifest, "speculators"))
+    assert any(torch.equal(each, values) for each in rows)
+
+
+def load_states(output: Path) -> list[torch.Tensor]:
+    files = (output / "hidden_states").glob("*.safetensors")
+    return [load_file(path)["hidden_states"] for path in files]
+
+
+def test_the_final_state_alone_goes_where_no_layer_is_needed(tmp_path: Path) -> None:
+    manifest = small(tmp_path, spec=capture_spec(layers=()))
+    rows = load_states(export(manifest, "speculators"))
+    finals = [values["final_hidden_state"][:, None] for values in manifest.samples.values()]
+    assert all(any(torch.equal(row, final) for row in rows) for final in finals)
+    with pytest.raises(UserError, match="specforge reads the states of layers"):
+        export(post_norm(tmp_path / "post", layers=()), "specforge")
 
 
 def test_a_model_with_the_embeddings_captured_goes_only_where_they_have_a_number(
