@@ -101,7 +101,7 @@ Renderer = Literal[
     "qwen3.6",
     "qwen3.8",
 ]
-TrainerName = Literal["speculators", "specforge", "model_optimizer", "deepspec"]
+TrainerName = Literal["speculators", "specforge", "model_optimizer", "deepspec", "nemo_automodel"]
 
 # the date for templates that ask for today's: with the true date, the ids would change every day
 TEMPLATE_DATE = datetime.date(2024, 7, 26)
@@ -610,6 +610,16 @@ class Export(Section):
     final_norm: FinalNorm | None = Field(None, description="null for what the trainer reads")
     dtype: Dtype | None = Field(
         None, description="number format of the exported states; null for the stored one"
+    )
+    seq_length: Count | None = Field(
+        None,
+        description="tokens that NeMo Automodel's samples are padded to; null for those of the"
+        " longest one",
+    )
+    target_probs_topk: Count | None = Field(
+        None,
+        description="probabilities of the target model to keep of each token for NeMo Automodel;"
+        " null for those of the whole draft vocabulary",
     )
     target_model: str | None = Field(
         None,

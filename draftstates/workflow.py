@@ -54,7 +54,7 @@ _CLOCK_SECONDS = 60.0
 _MOST_TOUCHED = 8
 ANY_CAPTURE = "[^/]+"
 # the other trainers use the target model's vocabulary, or make their own
-_WITH_VOCABULARY = ("speculators", "specforge")
+_WITH_VOCABULARY = ("speculators", "specforge", "nemo_automodel")
 _NO_IMAGE = "envs/tools.sif"
 # of parity on two cores: start, bytes and operations a second
 _IMPORTS_SECONDS, _READ_RATE, _COMPUTE_RATE = 15.0, 120e6, 30e9

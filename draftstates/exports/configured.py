@@ -31,6 +31,9 @@ def _check(name: str, chosen: Export, spec: CaptureSpec, model: ModelFolder) -> 
     from draftstates.model.final_norm import FinalNorm, find_final
     from draftstates.shards.trainers import find_trainer
 
+    for key in ("seq_length", "target_probs_topk"):
+        if getattr(chosen, key) is not None and name != "nemo_automodel":
+            raise UserError(f"{key}: for nemo_automodel alone: leave it out")
     layers = chosen.residual_layers or [k for k in spec.residual_layers if k != spec.num_layers]
     if list(layers) != sorted(set(layers) & set(spec.residual_layers)):
         raise UserError(

@@ -48,6 +48,7 @@ def export_manifest(
     if model_folder is not None:
         model = ModelFolder(model_folder)
         check_content(model, expected=capture.model_digest)
+        options = dataclasses.replace(options, model=model)
         if options.target_vocab_size is None:
             options = dataclasses.replace(options, target_vocab_size=model.vocab_size)
         stored = capture.final_norm if capture.final_state else "pre_norm"

@@ -43,7 +43,7 @@ FORMAT = "draftstates.shard"
 # the tensors that the server fills, in the order of the file; a capture may lack one of them
 _STATES = ("hidden_states", "final_hidden_state")
 # bytes of an element by safetensors' name of its number format
-_ITEM_BYTES = {**dict(STORED_DTYPES.values()), "F8_E4M3": 1, "I32": 4, "I64": 8, "U8": 1}
+_ITEM_BYTES = {**dict(STORED_DTYPES.values()), "F8_E4M3": 1, "I32": 4, "I64": 8, "U8": 1, "BOOL": 1}
 # the first row starts on a page, so that aligned writes stay aligned
 _HEADER_ALIGNMENT = 4096
 # metadata that the readers of a header use, beside format and version

@@ -1,8 +1,8 @@
 """Conventions of each trainer: its layer numbers, its final state, and the names of its tensors.
 
 A layer of ours is r_k, the residual stream after k decoder layers. speculators counts as we do (and
-as vLLM does). SpecForge, Model-Optimizer and DeepSpec write r_k as the number of the layer that
-outputs it: k - 1.
+as vLLM does). SpecForge, Model-Optimizer, NeMo Automodel and DeepSpec write r_k as the number of
+the layer that outputs it: k - 1.
 """
 
 import dataclasses
@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from draftstates.errors import UserError
+
+_ANY, _SOME, _THREE = range(10**6), range(1, 10**6), range(3, 4)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,8 @@ class Trainer:
         numbering: its way to number layers, for messages.
         names: function from a sample's states to tensors with its names.
         only_dtype: number format that it reads where it reads one only.
-        needs_layers: whether it reads at least one layer; others train on the final state alone.
+        layer_counts: the numbers of layers that it can read; some trainers train on the final state
+            alone.
     """
 
     name: str
@@ -54,18 +57,19 @@ class Trainer:
     numbering: str
     names: Callable[[States], dict[str, torch.Tensor]]
     only_dtype: str | None = None
-    needs_layers: bool = False
+    layer_counts: range = _ANY
 
     def layer_numbers(self, layers: Sequence[int]) -> list[int]:
         """Return the trainer's numbers for r_k, k in `layers`.
 
         Raises:
-            UserError: the trainer has no number for a layer, or needs one and there is none.
+            UserError: the trainer has no number for a layer, or reads another number of layers.
         """
-        if self.needs_layers and not layers:
+        if len(layers) not in self.layer_counts:
+            expected = "exactly 3" if self.layer_counts == _THREE else "at least 1"
             raise UserError(
-                f"{self.name} reads the states of layers, and the capture holds none before r_N:"
-                " name some in capture.residual_layers"
+                f"{self.name} reads the states of {expected} of the layers before r_N, found"
+                f" {list(layers)}: name others in residual_layers"
             )
         if layers and min(layers) < self.first_layer:
             raise UserError(
@@ -137,6 +141,20 @@ def _model_optimizer(states: States) -> dict[str, torch.Tensor]:
     }
 
 
+def _nemo_automodel(states: States) -> dict[str, torch.Tensor]:
+    def shifted(values: torch.Tensor) -> torch.Tensor:
+        return torch.cat([values[1:], torch.zeros_like(values[:1])])
+
+    return {
+        "input_ids": shifted(states.input_ids.long()),
+        "attention_mask": torch.ones_like(states.input_ids, dtype=torch.int64),
+        "loss_mask": shifted(states.loss_mask.long()),
+        "aux_hidden_states": states.layers.flatten(1),
+        # the head makes the cache's probabilities of it
+        "target_hidden_state": shifted(states.final),
+    }
+
+
 def _deepspec(states: States) -> dict[str, torch.Tensor]:
     return {
         "input_ids": states.input_ids,
@@ -176,7 +194,7 @@ TRAINERS = {
             first_layer=1,
             numbering=_AS_OUTPUT,
             names=_specforge,
-            needs_layers=True,
+            layer_counts=_SOME,
         ),
         Trainer(
             name="model_optimizer",
@@ -187,13 +205,22 @@ TRAINERS = {
             names=_model_optimizer,
         ),
         Trainer(
+            name="nemo_automodel",
+            final_norm="post_norm",
+            shift=-1,
+            first_layer=1,
+            numbering=_AS_OUTPUT,
+            names=_nemo_automodel,
+            layer_counts=_THREE,
+        ),
+        Trainer(
             name="deepspec",
             final_norm="post_norm",
             shift=-1,
             first_layer=0,
             numbering=_OR_EMBEDDINGS,
             names=_deepspec,
-            needs_layers=True,
+            layer_counts=_SOME,
             only_dtype="bfloat16",
         ),
     )

@@ -54,6 +54,19 @@ def test_what_can_be_exported_passes(tmp_path: Path) -> None:
         ),
         ("specforge", {}, (0, 5), "exports.specforge: specforge cannot name r_0"),
         (
+            "nemo_automodel",
+            {},
+            (2, 5),
+            "exports.nemo_automodel: nemo_automodel reads the states of exactly 3 of the layers"
+            " before r_N, found [2, 5]",
+        ),
+        (
+            "specforge",
+            {"target_probs_topk": 4},
+            (2, 5),
+            "exports.specforge: target_probs_topk: for nemo_automodel alone",
+        ),
+        (
             "specforge",
             {"residual_layers": [2, 4]},
             (2, 5),
@@ -92,7 +105,7 @@ def test_layers_that_are_not_captured_are_named(tmp_path: Path) -> None:
     for layers in ((), (8,)):
         spec = capture_spec(layers=layers, final_norm="post_norm")
         for name in ("specforge", "deepspec"):
-            with pytest.raises(UserError, match=f"^exports.{name}: {name} reads the states of lay"):
+            with pytest.raises(UserError, match=f"^exports.{name}: {name} reads the states of at"):
                 check_exports(configured(model, **{name: {}}), spec=spec)
         check_exports(configured(model, model_optimizer={}), spec=spec)
     check_exports(configured(model, speculators={}), spec=capture_spec(layers=()))

@@ -187,6 +187,7 @@ def test_layer_numbers_are_the_trainers(manifest: Synthetic, tmp_path: Path) -> 
         "specforge": [1, 2, 4],
         "model_optimizer": [1, 2, 4],
         "deepspec": [1, 2, 4],
+        "nemo_automodel": [1, 2, 4],
     }
     embeddings = small(tmp_path / "r0", spec=capture_spec(layers=(0, 3), final_norm="post_norm"))
     assert ShardDataset(embeddings.path, trainer="deepspec").layer_numbers == [-1, 2]
