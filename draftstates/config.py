@@ -402,6 +402,29 @@ class Shards(Section):
         return self
 
 
+class StorageOptions(Section):
+    """The form in which verified shards stay on the disk."""
+
+    format: Literal["as_captured", "e4m3"] = Field(
+        "as_captured",
+        description="e4m3 stores one byte a value, and a scale per row and layer; each shard is"
+        " captured, verified and rewritten by one job, and the captured file is removed, so that an"
+        " edited row captures its whole shard again",
+    )
+    keep_top_token: bool = Field(
+        True,
+        description="with e4m3, store a final state as captured where e4m3 would change its most"
+        " likely token",
+    )
+
+    @property
+    def form(self) -> str | None:
+        """Name of the form in paths; None for shards as captured."""
+        if self.format == "as_captured":
+            return None
+        return f"{self.format}-top-token" if self.keep_top_token else self.format
+
+
 class Checks(Section):
     """The number of prefix recaptures, and the comparison with the checkpoint."""
 
@@ -641,6 +664,9 @@ class Configuration(Section):
     model: Model = Field(description="the target model")
     capture: CaptureOptions = Field(description="what is captured of each token")
     shards: Shards = Field(default_factory=Shards, description="sizes of the shard files")
+    storage: StorageOptions = Field(
+        default_factory=StorageOptions, description="how verified shards are stored"
+    )
     max_bytes: Bytes | None = Field(
         None,
         description="budget for the states on the disk; null for the disk's free space alone",

@@ -393,6 +393,55 @@ class Verified(Document):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Stored(Document):
+    """The compact form of a verified shard.
+
+    Attributes:
+        storage: how its states are stored; see `shards.compact.Storage`.
+        captured_checksum: checksum of the captured file, which verification read.
+        bytes: bytes of the compact file.
+        checksum: checksum of the compact file.
+        samples: checksum of each sample's states as stored, in order.
+    """
+
+    FORMAT = "draftstates.stored"
+    VERSION = 1
+    WHAT = "the record of a compact shard"
+    SEALED = True
+
+    shard_id: str
+    capture_key: str
+    storage: dict[str, Any]
+    captured_checksum: str
+    bytes: int
+    checksum: str
+    samples: Items[str]
+
+    @classmethod
+    def remedy(cls, path: Path) -> str:
+        return capture_again(path)
+
+    def check(self, path: Path, *, verified: Verified) -> None:
+        """Refuse a compact form that was not made of the file that verification read.
+
+        Args:
+            path: file that this record was read from.
+
+        Raises:
+            UserError: it was made of another file.
+        """
+        expected = {
+            "shard_id": verified.shard_id,
+            "capture_key": verified.capture_key,
+            "captured_checksum": verified.checksum,
+            "samples": len(verified.samples),
+        }
+        found = {**vars(self), "samples": len(self.samples)}
+        if difference := first_difference(expected, found):
+            raise UserError(f"{path}: {difference}; {self.remedy(path)}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerParity(Record):
     """Distances of one captured layer from the checkpoint's, each over the row's norm.
 
