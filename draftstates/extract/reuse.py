@@ -68,7 +68,7 @@ def copy_captured(shard: Path, *, capture_folder: Path, planned: Collection[str]
     try:
         capture = Capture(capture_folder)
         # rows of a compact form are not as captured: they are never copied
-        verified = capture.verified_ids() & capture.shard_ids()
+        verified = capture.verified_ids() - (capture.stored_ids() - capture.shard_ids())
         for shard_id in sorted(verified - set(planned)):
             if not wanted:
                 break

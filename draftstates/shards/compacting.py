@@ -4,6 +4,7 @@
 shard at a time; both do it here.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,10 +12,18 @@ import numpy as np
 import torch
 
 from draftstates.errors import UserError, capture_again
+from draftstates.files import file_checksum, first_difference
 from draftstates.model.digest import check_content
 from draftstates.model.folder import ModelFolder
 from draftstates.model.head import read_head
-from draftstates.shards.compact import CompactShard, Storage, TopToken, compact_sample
+from draftstates.records import Stored, Verified
+from draftstates.shards.compact import (
+    CompactShard,
+    Storage,
+    TopToken,
+    compact_sample,
+    write_compact,
+)
 from draftstates.shards.layout import Shard
 from draftstates.spec import CaptureSpec
 
@@ -100,6 +109,51 @@ def check_compact(
                 f"{path}: sample {sample_id} reads back as something else than was written"
             )
     return compact
+
+
+def store_compact(
+    shard: Path,
+    path: Path,
+    *,
+    storage: Storage,
+    verified: Verified,
+    capture: CaptureSpec,
+    model: Path,
+) -> Stored:
+    """Write the compact form of a verified shard, read it back, and return its record.
+
+    Args:
+        shard: the captured file.
+        path: file to write; the caller gives it its final name.
+        storage: form in which to store the states.
+        verified: what verification found of the captured file.
+        capture: the shard's capture.
+        model: folder of the target model.
+
+    Raises:
+        UserError: the captured file is not the verified one, or the form differs when it is read
+            back.
+    """
+    top_token = top_token_of(model, capture) if storage.keep_top_token else None
+    source = Shard(shard)
+    expected = {"samples": list(verified.samples.sample_id), "bytes": verified.bytes}
+    found = {"samples": source.header.sample_ids, "bytes": source.header.size}
+    if difference := first_difference(expected, found):
+        raise UserError(
+            f"{shard}: changed since verification: {difference.name} differ; {capture_again(shard)}"
+        )
+    check_source(source, verified.samples.checksum)
+    write_compact(source, path, storage, top_token)
+    compact = check_compact(path, source, storage, top_token)
+    return Stored(
+        shard_id=verified.shard_id,
+        capture_key=verified.capture_key,
+        storage=json.loads(storage.text),
+        captured_checksum=verified.checksum,
+        bytes=path.stat().st_size,
+        checksum=file_checksum(path),
+        samples=tuple(compact.checksum(index) for index in range(len(source))),
+    )
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:

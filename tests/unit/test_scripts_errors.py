@@ -55,6 +55,10 @@ COMMANDS = {
     "server": "--config {config} --plan {plan} --output {out}/{folder_name}/server.json",
     "status": "--results {results} --once",
     "report_page": "{plan} --tokenizer {tokenizer} --output {out}/r.html",
+    "store": (
+        "--config {config} --plan {plan} --shard-id {shard_id} --model {model} --shard {shard}"
+        " --threads 1 --output {out}/compact.safetensors --record {out}/compact.json"
+    ),
     "show": "{tokens} --tokenizer {tokenizer}",
     "tokenise": (
         "--config {config} --source test --tokenizer {tokenizer} --output {out}/t.parquet"
