@@ -75,7 +75,7 @@ class _Cache:
                 f"seq_length: expected at least {longest:,}, the tokens of sample"
                 f" {dataset.sample_id(i)}, found {self.length:,}"
             )
-        counts = TokenCounts(options.target_vocab_size)
+        counts = TokenCounts(options.model.vocab_size)
         for i in range(len(dataset)):
             counts.add(dataset.sample_id(i), *dataset.tokens(i))
         size = options.draft_vocab_size or options.model.vocab_size

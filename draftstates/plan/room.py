@@ -60,7 +60,8 @@ def check_room(
     """
     captured = _present(Capture(capture_folder), form)
     present = sum(size for name, size in zip(shard_ids, sizes, strict=True) if name in captured)
-    work = work if captured.issuperset(shard_ids) is False else 0
+    if captured.issuperset(shard_ids):
+        work = 0
     needed, total = sum(sizes) - present + work, sum(sizes) + work
     if budget is not None and total > budget:
         raise UserError(
