@@ -81,6 +81,7 @@ rule compact:
             --shard-id {wildcards.shard_id:q} \
             --model "$DRAFTSTATES_MODEL" \
             --shard {params.shard:q} \
+            --verified {params.verified:q} \
             --threads {threads} \
             --output {output.compact:q} \
             --record {output.stored:q} >{log.compact:q} 2>&1

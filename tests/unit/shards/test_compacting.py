@@ -52,6 +52,7 @@ class StoredRun(Run):
             "shard-id": shard_id,
             "model": self.results / "model",
             "shard": self.capture.shard(shard_id),
+            "verified": self.capture.verified(shard_id),
             "threads": 1,
             "output": self.capture.compact(shard_id, FORM),
             "record": self.capture.stored(shard_id, FORM),

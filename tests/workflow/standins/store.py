@@ -4,11 +4,12 @@ import argparse
 from pathlib import Path
 
 parser = argparse.ArgumentParser()
-for name in ("config", "plan", "shard-id", "model", "shard", "threads", "output", "record"):
+for name in ("config", "plan", "shard-id", "model", "threads", "output", "record"):
+    parser.add_argument(f"--{name}", type=Path, required=True)
+for name in ("shard", "verified"):
     parser.add_argument(f"--{name}", type=Path, required=True)
 arguments = parser.parse_args()
-verified = arguments.shard.parents[1] / "verified" / f"{arguments.shard_id}.json"
-for needed in (arguments.shard, verified):
+for needed in (arguments.shard, arguments.verified):
     assert needed.read_text() == f"{arguments.shard_id}\n"
 for made in (arguments.output, arguments.record):
     made.write_text(f"{arguments.shard_id}\n")
