@@ -123,7 +123,8 @@ def checks_of(plan: Plan, trust: Mapping[str, Any]) -> list[dict[str, str]]:
         (
             "Alignment",
             f"{samples:,} samples",
-            "the head, applied to the last state, gives the next tokens that the server returned",
+            "the head, applied to the last state, gives the next tokens that the server returned"
+            + ("" if plan.capture.final_state else "; the receipts hold that state alone"),
         ),
         (
             "Prefix recaptures",
