@@ -138,7 +138,7 @@ SampleIds = Annotated[
 Layers = Annotated[
     Literal["eagle3"]
     | Annotated[dict[Literal["dflash"], Count], Field(min_length=1)]
-    | LayerNumbers,
+    | Annotated[list[Natural], _DISTINCT, AfterValidator(_all_different)],
     _only("eagle3, {dflash: layers of the drafter} or a list of different layer numbers"),
     WrapValidator(_ascending),
 ]

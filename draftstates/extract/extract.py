@@ -305,5 +305,6 @@ def _sample_receipt(
         ids_hash=receipt.ids_hash,
         checksum=receipt.checksum,
         position=position,
+        last_state=receipt.last_state,
         **(own if sample else {"next_tokens": item.rows}),
     )

@@ -18,7 +18,7 @@ from draftstates.errors import UserError, counted
 from draftstates.paths import Results
 from draftstates.plan.boundaries import segment
 from draftstates.plan.recaptures import choose_recaptures
-from draftstates.plan.room import check_room
+from draftstates.plan.room import check_room, kept_bytes, work_bytes
 from draftstates.plan.shard_tokens import write_shard_tokens
 from draftstates.records import Accounting, Plan, PlannedChecks, PlannedShard, SourceAccount
 from draftstates.spec import OFFSET_BYTES, CaptureSpec
@@ -38,12 +38,14 @@ class PlanOptions(Shards, Checks):
         exclude: sample ids to leave out; some source must have each.
         deduplicate: whether a sample that an earlier source has is skipped.
         context_length: tokens that the server takes; None for no limit.
+        form: name of the form in which shards stay on the disk; None for as captured.
     """
 
     budget: int | None
     exclude: list[str]
     deduplicate: bool
     context_length: int | None = None
+    form: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,13 +55,15 @@ class _Cut:
     Attributes:
         shard_of: number of each sample's shard, int32 [S]; -1 for a dropped sample.
         entries: the source's shards as the plan lists them.
-        sizes: bytes of each shard with all that belongs to it.
+        sizes: bytes of each shard with all that belongs to it, as captured.
+        kept: bytes of each shard with all that belongs to it, in the form in which it stays.
     """
 
     index: SourceIndex
     shard_of: np.ndarray
     entries: list[PlannedShard]
     sizes: list[int]
+    kept: list[int]
     account: SourceAccount
 
 
@@ -95,7 +99,14 @@ def make_plan(
     names = [entry.shard_id for entry in entries]
     sizes = [size for cut in cuts for size in cut.sizes]
     folder = capture_folder(results, spec)
-    room = check_room(names, sizes, capture_folder=results / folder, budget=options.budget)
+    room = check_room(
+        names,
+        [size for cut in cuts for size in cut.kept],
+        capture_folder=results / folder,
+        budget=options.budget,
+        form=options.form,
+        work=work_bytes(sizes, form=options.form),
+    )
     for cut in cuts:
         write_shard_tokens(
             cut.index,
@@ -194,7 +205,7 @@ def _cut(index: SourceIndex, reasons: np.ndarray, spec: CaptureSpec, options: Pl
     names = [name.decode() for name in index.names[kept].tolist()]
     sizes = index.lengths[kept] * spec.token_bytes + OFFSET_BYTES
     shard_of = np.full(len(index.names), -1, dtype=np.int32)
-    entries, all_bytes = [], []
+    entries, all_bytes, kept_sizes = [], [], []
     for first, end in segment(
         names, sizes, min_bytes=options.min_bytes, max_bytes=options.max_bytes
     ):
@@ -218,11 +229,15 @@ def _cut(index: SourceIndex, reasons: np.ndarray, spec: CaptureSpec, options: Pl
             options=options,
         )
         all_bytes.append(entry.bytes + extra)
+        records = (end - first) * _BYTES_PER_SAMPLE + _BYTES_PER_SHARD
+        beside = extra if options.form is None else records
+        kept_sizes.append(kept_bytes(entry, spec=spec, form=options.form) + beside)
     return _Cut(
         index=index,
         shard_of=shard_of,
         entries=entries,
         sizes=all_bytes,
+        kept=kept_sizes,
         account=_account(index, reasons),
     )
 

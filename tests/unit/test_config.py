@@ -96,6 +96,11 @@ def test_kimi_is_captured_as_it_was_first_run() -> None:
         ("capture.residual_layers", {"eagle": 3}, "capture.residual_layers: expected eagle3"),
         ("capture.residual_layers", {}, "capture.residual_layers: expected eagle3"),
         (
+            "capture",
+            {"residual_layers": [], "final_state": False},
+            "capture.final_state: expected true where residual_layers is empty, found false",
+        ),
+        (
             "capture.residual_layers",
             [4, 2],
             "capture.residual_layers: expected ascending numbers, found [4, 2]",
