@@ -39,6 +39,7 @@ COMMANDS = {
     ),
     "accounting": "--results {results}",
     "compact": "--manifest {manifest} --output {out} --fp8 all --keep-top-token {model}",
+    "doctor": "--config {config}",
     "export": "--manifest {manifest} --trainer speculators --output {out} --model {model}",
     "hub_data": "--source test --config {config} --output {out}/hub.json",
     "extract": (
