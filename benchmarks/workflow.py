@@ -107,7 +107,7 @@ class Run:
             str(self.results / "plan.json"),
         ]
         environment = {
-            name: value for name, value in os.environ.items() if name != "DRAFTSTATES_OWNER"
+            name: value for name, value in os.environ.items() if name != "DRAFTSTATES_RUN_FOLDER"
         }
         with open(self.folder / "serve.log", "ab") as log:
             process = subprocess.Popen(

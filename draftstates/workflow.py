@@ -32,10 +32,8 @@ from draftstates.model.folder import ModelFolder
 from draftstates.model.lengths import prompt_length
 from draftstates.paths import Results
 from draftstates.records import Parity, Plan
-from draftstates.server.processes import adopt_ownership, owner
-from draftstates.server.slurm import run as slurm
-from draftstates.server.starter import launch_starter
-from draftstates.server.state import State
+from draftstates.server.folder import RunFolder
+from draftstates.server.run import RUN_FOLDER_VARIABLE, is_over, start_run
 
 PACKAGE = Path(__file__).parent
 _IMPORT = re.compile(r"^ *from (draftstates[\w.]*) import (\([^)]*|[^\n#]*)", re.MULTILINE)
@@ -445,8 +443,6 @@ def export_environment(config: Configuration, *, code: Path, in_containers: bool
     - `DRAFTSTATES_SCRIPTS`: folder of the rules' scripts.
     - `DRAFTSTATES_CONFIG`: file of the resolved configuration.
     - `DRAFTSTATES_MODEL`: folder of the model.
-    - `DRAFTSTATES_OWNER`: this process, with which the server ends; unchanged where this process is
-      itself part of a run.
     - `DRAFTSTATES_DEVICE`: device of a server on this machine, only where the steps run in
       containers, which cannot see the device.
     - Apptainer's variables (see `step_environment`), only where the steps run in containers.
@@ -461,7 +457,6 @@ def export_environment(config: Configuration, *, code: Path, in_containers: bool
     os.environ["DRAFTSTATES_SCRIPTS"] = str(code / "scripts")
     os.environ["DRAFTSTATES_CONFIG"] = str(config.resolved_path)
     os.environ["DRAFTSTATES_MODEL"] = str(config.model.path)
-    adopt_ownership()
     if in_containers:
         # this import loads numpy, which takes time
         from draftstates.server.command import DEVICE_VARIABLE, on_gpu
@@ -508,15 +503,16 @@ def hold_results(results: Path) -> None:
     )
 
 
-def start_run(config: Configuration, *, in_containers: bool) -> None:
-    """Start the processes that must be outside of all steps, and that end with this process.
+def begin_servers(config: Configuration, *, in_containers: bool) -> RunFolder:
+    """Make the folder of this run's servers, which end with this process.
 
-    Where the servers are Slurm jobs, this is the process that submits them on request. Where the
-    steps run in containers, which cannot start a server, it is the process that starts them.
+    Where this process is itself part of a run that is not over, the servers are those of that run.
+    The servers are started on request, outside of all steps, which may run in containers or on
+    other nodes.
     """
-    if config.server.launcher == "slurm":
-        slurm.start_run(config.state_folder, owner=owner())
     if in_containers:
         scratch(config).mkdir(parents=True, exist_ok=True, mode=0o700)
-        if config.server.launcher == "local":
-            launch_starter(State(config.state_folder), owner=owner())
+    present = os.environ.get(RUN_FOLDER_VARIABLE)
+    if present and not is_over(RunFolder(Path(present))):
+        return RunFolder(Path(present))
+    return start_run(config.state_folder)

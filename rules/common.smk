@@ -17,7 +17,6 @@ from draftstates.plan.room import forecast
 from draftstates.records import Plan
 from draftstates.report.failures import FailedJobs, summary
 from draftstates.report.terminal import quieten, say_each_minute
-from draftstates.server.state import State
 from draftstates.tokens.sources import check_files, data_files, read_template
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
@@ -86,7 +85,7 @@ def begin_run():
     try:
         ask.hold_results(RESULTS.root)
         save_resolved(CONFIG)
-        ask.start_run(CONFIG, in_containers=IN_CONTAINERS)
+        servers = ask.begin_servers(CONFIG, in_containers=IN_CONTAINERS)
     except UserError as error:
         raise WorkflowError(str(error)) from None
     except OSError as error:
@@ -97,7 +96,7 @@ def begin_run():
     if not wants_all_output():
         quieten(logger.handlers)
         logger.info("all output of the jobs: --printshellcmds, or the log below .snakemake/log")
-    say_each_minute(RESULTS.root, State(CONFIG.state_folder), logger.info)
+    say_each_minute(RESULTS.root, servers, logger.info)
 
 
 def wants_all_output():

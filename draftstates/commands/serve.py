@@ -11,8 +11,8 @@ from pathlib import Path
 from draftstates import config
 from draftstates.records import Plan
 from draftstates.server.command import attestation_path, server_settings
-from draftstates.server.hold import hold
-from draftstates.server.launchers import server_command
+from draftstates.server.lease import hold
+from draftstates.server.local import server_command
 from draftstates.server.settings import ServerSettings
 
 EXAMPLE = "draftstates serve --config results/config/DIGEST.yaml --plan results/plan.json"

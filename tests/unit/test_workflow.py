@@ -240,7 +240,6 @@ def test_commands_find_the_scripts_and_the_imported_package_first(
         monkeypatch.setenv(name, "")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/other", str(workflow.PACKAGE.parent)]))
     monkeypatch.setenv("PATH", "/bin")
-    monkeypatch.setattr(workflow, "adopt_ownership", lambda: None)
     workflow.export_environment(config, code=tmp_path, in_containers=False)
     assert os.environ["DRAFTSTATES_SCRIPTS"] == str(tmp_path / "scripts")
     assert os.environ["PYTHONPATH"].split(os.pathsep) == [str(workflow.PACKAGE.parent), "/other"]

@@ -8,10 +8,15 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from draftstates.errors import UserError
+from draftstates.errors import LastingError, UserError
 
 # a busy controller answers late
 _SECONDS = 60.0
+# what Slurm may accept later
+_PASSING = re.compile(
+    r"no answer|unable to contact|timed? ?out|temporar|connection|socket|limit|try again",
+    re.IGNORECASE,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +44,9 @@ def submit(arguments: list[str], *, name: str, log: Path, command: list[str]) ->
         command: argv that the job runs.
 
     Raises:
-        UserError: Slurm refuses the job; the message has Slurm's own text.
+        LastingError: Slurm refuses the job, as it would refuse it a second time; the message has
+            Slurm's own text.
+        UserError: Slurm may accept the job later.
     """
     script = (
         "#!/bin/bash\nexec "
@@ -60,10 +67,9 @@ def submit(arguments: list[str], *, name: str, log: Path, command: list[str]) ->
     ]
     done = _run(["sbatch", *fixed, *arguments], text=script)
     if done.returncode:
-        raise UserError(
-            f"sbatch {' '.join(arguments)} failed:"
-            f" {done.stderr.strip() or f'status {done.returncode}'}"
-        )
+        said = done.stderr.strip() or f"status {done.returncode}"
+        kind = UserError if _PASSING.search(said) else LastingError
+        raise kind(f"sbatch {' '.join(arguments)} failed: {said}")
     return done.stdout.strip().split(";")[0]
 
 
@@ -123,7 +129,7 @@ def _run(command: list[str], *, text: str = "") -> "subprocess.CompletedProcess[
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 1, "", f"no answer within {_SECONDS:g} s")
     except OSError as error:
-        raise UserError(
+        raise LastingError(
             f"{command[0]} cannot be started on this machine: {error.strerror}; server.launcher"
             " slurm needs it"
         ) from error

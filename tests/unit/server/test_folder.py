@@ -1,16 +1,28 @@
 """What clients and server jobs of a cluster agree by, without a cluster."""
 
+import dataclasses
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
 from draftstates.errors import UserError
+from draftstates.files import write_private
+from draftstates.server.folder import (
+    Pulse,
+    RunFolder,
+    beat,
+    leave_error,
+    overwrite,
+    read_overwritten,
+)
+from draftstates.server.processes import Process
+from draftstates.server.run import present_run
 from draftstates.server.slurm.commands import seconds
-from draftstates.server.slurm.folder import Pulse, RunFolder, beat, overwrite, read_overwritten
-from draftstates.server.slurm.job import leave_error
 from draftstates.server.slurm.network import own_address
-from draftstates.server.slurm.run import present_run
+
+ELSEWHERE = Process(pid=1, started=1, machine="another")
 
 
 @pytest.mark.parametrize(
@@ -30,15 +42,28 @@ def test_times_are_read_as_slurm_writes_them(text: str, expected: float | None) 
 
 def test_a_pulse_is_heard_by_change_not_by_clock(tmp_path: Path) -> None:
     path = tmp_path / "heartbeat"
+    pulse = Pulse(ELSEWHERE, path)
+    assert not pulse.has_stopped(0.5), "the first beat may be still to come"
     beat(path)
-    pulse = Pulse(path)
     assert pulse.silence() < 0.1
     time.sleep(0.2)
     assert 0.2 <= pulse.silence() < 0.5
+    assert pulse.has_stopped(0.1) and not pulse.has_stopped(0.5)
     beat(path)
     assert pulse.silence() < 0.1
     path.unlink()
     assert pulse.silence() == float("inf")
+
+
+def test_a_process_of_this_machine_lives_by_its_number_whatever_its_heartbeat(
+    tmp_path: Path,
+) -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    pulse = Pulse(Process.of(child.pid), tmp_path / "heartbeat")
+    assert not pulse.has_stopped(0.0)
+    child.kill()
+    child.wait()
+    assert pulse.has_stopped(600.0)
 
 
 def test_an_answer_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -66,9 +91,16 @@ def test_a_server_is_bound_to_an_address_of_the_right_network() -> None:
 
 
 def test_a_run_that_is_over_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DRAFTSTATES_RUN_FOLDER", str(tmp_path / "run-1"))
+    run = RunFolder(tmp_path / "run-1")
+    monkeypatch.setenv("DRAFTSTATES_RUN_FOLDER", str(run.folder))
     with pytest.raises(UserError, match="is over .*run-1"):
         present_run()
+    current = Process.current()
+    run.make(dataclasses.replace(current, started=current.started - 1))
+    with pytest.raises(UserError, match="is over .*run-1"):
+        present_run()
+    write_private(run.owner, {**dataclasses.asdict(ELSEWHERE), "host": "login"})
+    assert present_run() == run, "another machine's process is not looked for here"
     monkeypatch.delenv("DRAFTSTATES_RUN_FOLDER")
     assert present_run() is None
 
@@ -78,11 +110,10 @@ def test_a_server_leaves_its_error_except_in_a_run_that_ends_which_removes_its_f
     tmp_path: Path, ending: bool
 ) -> None:
     run = RunFolder(tmp_path / "run")
-    run.make()
+    run.make(Process.current())
     place = run.server("one")
     place.folder.mkdir()
-    beat(run.heartbeat)
     if ending:
-        run.heartbeat.unlink()
+        run.owner.unlink()
     leave_error(run, place, "told to end")
     assert place.failed.exists() != ending
