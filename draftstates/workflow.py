@@ -15,18 +15,21 @@ import json
 import os
 import re
 import shlex
+import signal
 import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from draftstates.config import Configuration
 from draftstates.containers import check_image, scratch, step_environment
-from draftstates.errors import UserError
-from draftstates.files import files_digest
+from draftstates.errors import NO_SECOND_ATTEMPT, UserError
+from draftstates.files import files_digest, tail
 from draftstates.model import digest as content
 from draftstates.model.folder import ModelFolder
 from draftstates.model.lengths import prompt_length
@@ -516,3 +519,45 @@ def begin_servers(config: Configuration, *, in_containers: bool) -> RunFolder:
     if present and not is_over(RunFolder(Path(present))):
         return RunFolder(Path(present))
     return start_run(config.state_folder)
+
+
+def heed_signals(scheduler: Any) -> None:
+    """Have TERM and INT end Snakemake also while it decides about thousands of ready jobs.
+
+    Snakemake's own handler of TERM takes the scheduler's lock in the main thread. If that thread
+    holds the lock already, as it mostly does with thousands of ready jobs, it waits for itself for
+    ever. INT is lost in a coroutine that never waits, since asyncio's handler only cancels it.
+
+    Args:
+        scheduler: Snakemake's `JobScheduler`.
+    """
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def terminate(*_: object) -> None:
+        threading.Thread(target=scheduler.exit_gracefully).start()
+
+    signal.signal(signal.SIGTERM, terminate)
+    # a shell's background job ignores INT
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+
+
+def retry_what_may_pass(scheduler: Any) -> None:
+    """Have Snakemake make no second attempt of a job whose log says that it would end as the first.
+
+    A profile's retries are for nodes that fail and jobs that are preempted.
+
+    Args:
+        scheduler: Snakemake's `JobScheduler`.
+    """
+    handle = scheduler._handle_error
+
+    def handle_error(job: Any, **options: Any) -> None:
+        with contextlib.suppress(OSError):
+            if any(NO_SECOND_ATTEMPT in tail(Path(log)) for log in job.log):
+                job.attempt = job.restart_times + 1
+        handle(job, **options)
+
+    scheduler._handle_error = handle_error

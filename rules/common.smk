@@ -81,7 +81,9 @@ def image_of_steps():
 
 
 def begin_run():
-    """Lock the results folder before a job writes to it; start the processes beside the jobs."""
+    """Lock the results folder before a job writes to it; make the folder of the run's servers."""
+    ask.heed_signals(workflow.scheduler)
+    ask.retry_what_may_pass(workflow.scheduler)
     try:
         ask.hold_results(RESULTS.root)
         save_resolved(CONFIG)

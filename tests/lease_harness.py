@@ -28,9 +28,12 @@ class Playground:
     """Working folder; every process started for it carries its path in the environment."""
 
     folder: Path
+    # a folder that Python imports from before the repository
+    first: Path | None = None
 
     def environment(self) -> dict[str, str]:
-        return {**os.environ, MARK: str(self.folder), "PYTHONPATH": str(_REPOSITORY)}
+        path = os.pathsep.join(map(str, filter(None, (self.first, _REPOSITORY))))
+        return {**os.environ, MARK: str(self.folder), "PYTHONPATH": path}
 
     def settings(self, *stub: str, **changes: object) -> ServerSettings:
         """Return settings of a stub server with the given extra arguments."""

@@ -1,7 +1,7 @@
 """The configured server, kept up until Ctrl-C; or, with --print, its command.
 
-Run the printed command where this machine starts no server. On one machine, runs of the workflow
-that start meanwhile use the server too.
+Run the printed command where this machine starts no server. A server that is kept up says with
+which variable a run of the workflow uses it.
 """
 
 import argparse

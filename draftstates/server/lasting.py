@@ -8,6 +8,8 @@ port in use may start the next time.
 import dataclasses
 import re
 
+from draftstates.errors import NO_SECOND_ATTEMPT
+
 # argparse's, and the shell's for commands that cannot be started
 _REFUSED = frozenset({2, 126, 127})
 # what the plug-in prints before it ends the engine
@@ -46,7 +48,6 @@ _EXCEPTION = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception|Timeout))\b(?:: .*)?
 _CAUSE_OF_ANOTHER = re.compile(
     r"\n\n(?:During handling of the above exception|The above exception was the direct cause)"
 )
-_AFTER_THESE = "no second attempt is made in this run: it would end in the same way"
 
 
 def refused_by_engine(code: int, log: str) -> bool:
@@ -85,4 +86,4 @@ class Failure:
 
     def for_clients(self) -> str:
         """Return the text for the clients, which says whether another server will be started."""
-        return f"{self.error}\n{_AFTER_THESE}" if self.lasting else self.error
+        return f"{self.error}\n{NO_SECOND_ATTEMPT}" if self.lasting else self.error

@@ -9,8 +9,6 @@ ends too, and so do the server jobs. A server that fails while others serve is s
 
 import contextlib
 import dataclasses
-import fcntl
-import os
 import secrets
 import shutil
 import sys
@@ -23,6 +21,7 @@ from draftstates.files import read_json, write_private
 from draftstates.server.address import write_key_config
 from draftstates.server.external import ExternalServer
 from draftstates.server.folder import RunFolder, beat, leave_error
+from draftstates.server.gpus import GpuLock
 from draftstates.server.lasting import Failure
 from draftstates.server.leases import Leases
 from draftstates.server.local import LocalServer, gpus_of
@@ -63,7 +62,7 @@ class Supervisor:
         # numbers of the replicas that are started again when their processes have ended
         self._again: set[int] = set()
         self._restarts: Counter[int] = Counter()
-        self._gpus = GpuLock(owner)
+        self._gpus = GpuLock(run.folder, owner)
         self._began = 0.0
         # whether leases have been handed out since the servers began
         self._together = False
@@ -301,58 +300,6 @@ class Supervisor:
             write_private(self._run.status, status)
 
 
-class GpuLock:
-    """The lock that keeps the servers of two runs, or of two supervisors, off the same GPUs.
-
-    A keeper inherits it, so it is free when the last process of the last server has ended.
-    """
-
-    def __init__(self, owner: Process) -> None:
-        self._owner = owner
-        self._lock: int | None = None
-
-    @property
-    def held(self) -> tuple[int, ...]:
-        """The descriptor that a keeper inherits."""
-        return () if self._lock is None else (self._lock,)
-
-    def take(self, state: Path) -> bool:
-        """Take the lock in the folder `state`; return whether it is taken.
-
-        Raises:
-            UserError: the servers of another run, which is alive, hold it.
-        """
-        if self._lock is not None:
-            return True
-        state.mkdir(parents=True, exist_ok=True)
-        lock = os.open(state / "gpus.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            text = os.pread(lock, 4096, 0).decode().split(maxsplit=2)
-            os.close(lock)
-            # another supervisor may hold the lock and not have written yet
-            holder = Process(int(text[0]), int(text[1]), text[2]) if len(text) == 3 else None
-            if holder and holder != self._owner and holder.is_here and holder.is_alive():
-                raise UserError(
-                    f"{state}: a server of another run works there, that of process {holder.pid};"
-                    " wait until that ends, or give this one another state folder"
-                ) from None
-            return False
-        os.ftruncate(lock, 0)
-        os.pwrite(
-            lock, f"{self._owner.pid} {self._owner.started} {self._owner.machine}".encode(), 0
-        )
-        self._lock = lock
-        return True
-
-    def release(self) -> None:
-        """Release the lock. It stays held as long as a keeper lives."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-
 def _say(text: str) -> None:
     print(f"{time.strftime('%F %T')} {text}", flush=True)
 
@@ -361,7 +308,7 @@ def serve(run: RunFolder, owner: Process) -> None:
     """Run a supervisor until nobody needs it or the owner is gone."""
     supervisor, next_beat = Supervisor(run, owner), 0.0
     try:
-        while owner.is_alive():
+        while owner.is_alive() and run.folder.exists():
             if time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + _BEAT_SECONDS
                 beat(run.heartbeat)

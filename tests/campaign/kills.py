@@ -4,8 +4,8 @@
 
 The workflow is real, and so are leases, supervisor, keeper and Snakemake's plug-in for Slurm. The
 server is a stub, and the states are random ones that verification accepts. In each round a run
-makes some shards again. At a random moment one or two of its processes, or the whole group of Snakemake,
-get KILL or TERM. Then
+makes some shards again. At a random moment one or two of its processes, or the whole group of
+Snakemake, get KILL or TERM. Then
 
 - no process of the run is left after some seconds, and with --slurm no job;
 - no shard that was complete is gone or made again;
@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -72,6 +73,8 @@ class Campaign:
             flags=self._flags,
             include=FILES / "quick_looks.smk" if slurm else None,
         )
+        if slurm:
+            shutil.copy(TESTS / "cluster/elsewhere/sitecustomize.py", self._play.folder)
         self._results = self._finished.results
         # the next runs make fewer files, and start no slower
         self._seconds = time.monotonic() - began

@@ -15,7 +15,7 @@ from lease_harness import Playground, announced, ask, ended, eventually, find
 from draftstates.errors import UserError
 from draftstates.server.lease import lease
 from draftstates.server.processes import Process
-from draftstates.server.run import is_over, present_run, start_run
+from draftstates.server.run import RUN_FOLDER_VARIABLE, is_over, present_run, start_run
 from draftstates.server.settings import ServerSettings
 
 
@@ -187,6 +187,28 @@ def test_a_server_with_other_settings_is_not_shared(play: Playground) -> None:
         lease(play.settings("--delay", "0.1")),
     ):
         pass
+
+
+def test_a_server_of_another_run_in_the_same_folder_is_named_and_not_shared(
+    play: Playground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lease(play.settings()):
+        monkeypatch.delenv(RUN_FOLDER_VARIABLE)
+        with (
+            pytest.raises(UserError, match="a server of another run works there, that of process"),
+            lease(play.settings()),
+        ):
+            pass
+    assert len(play.starts()) == 1
+
+
+def test_a_server_of_the_other_kind_ends_before_this_one_starts(play: Playground) -> None:
+    with lease(play.settings("--stubborn", "--helpers", "1", stop_seconds=1.0)) as captures:
+        pass
+    with lease(play.settings("--delay", "0.1", kind="generate")) as answers:
+        assert answers.url != captures.url
+        assert not find(play, "stub_server.py", "--stubborn")
+        assert len(play.starts()) == 2
 
 
 def test_a_server_with_other_settings_that_a_dead_run_has_left_is_replaced(
