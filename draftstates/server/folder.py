@@ -18,11 +18,8 @@ from draftstates.server.processes import Process
 _WIDTH = 20
 
 
-@dataclasses.dataclass(frozen=True)
 class RunFolder:
     """The paths in the run folder, which only its user may enter.
-
-    The subfolder `servers` holds a `ServerFolder` for each server.
 
     Attributes:
         owner: the process with which the run ends, and its host.
@@ -32,41 +29,19 @@ class RunFolder:
         status: state of the servers, for clients that wait and for the terminal.
         leases: folder of the leases, see `leases.py`.
         lasting: folder of the errors of servers that end in the same way at every start.
+        servers: folder with a `ServerFolder` for each server.
     """
 
-    folder: Path
-
-    @property
-    def owner(self) -> Path:
-        return self.folder / "owner.json"
-
-    @property
-    def supervisor(self) -> Path:
-        return self.folder / "supervisor.json"
-
-    @property
-    def heartbeat(self) -> Path:
-        return self.folder / "heartbeat"
-
-    @property
-    def key_config(self) -> Path:
-        return self.folder / "key.yaml"
-
-    @property
-    def status(self) -> Path:
-        return self.folder / "status.json"
-
-    @property
-    def leases(self) -> Path:
-        return self.folder / "leases"
-
-    @property
-    def lasting(self) -> Path:
-        return self.folder / "lasting"
-
-    @property
-    def servers(self) -> Path:
-        return self.folder / "servers"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.owner = folder / "owner.json"
+        self.supervisor = folder / "supervisor.json"
+        self.heartbeat = folder / "heartbeat"
+        self.key_config = folder / "key.yaml"
+        self.status = folder / "status.json"
+        self.leases = folder / "leases"
+        self.lasting = folder / "lasting"
+        self.servers = folder / "servers"
 
     def server(self, generation: str) -> "ServerFolder":
         """Return the folder of one server."""
@@ -92,11 +67,11 @@ class RunFolder:
         return Process(**found), host
 
 
-@dataclasses.dataclass(frozen=True)
 class ServerFolder:
     """The paths in the folder of one server.
 
     Attributes:
+        generation: identifies the server in its run.
         settings: settings of the server, for a server job.
         candidate: address for the self-test, which no client has yet.
         address: exists while clients may be given the server.
@@ -104,31 +79,15 @@ class ServerFolder:
         stop: exists once the supervisor has ended the server.
     """
 
-    folder: Path
-
-    @property
-    def settings(self) -> Path:
-        return self.folder / "settings.json"
-
-    @property
-    def candidate(self) -> Path:
-        return self.folder / "candidate.json"
-
-    @property
-    def address(self) -> Path:
-        return self.folder / "address.json"
-
-    @property
-    def failed(self) -> Path:
-        return self.folder / "failed.json"
-
-    @property
-    def stop(self) -> Path:
-        return self.folder / "stop"
-
-    @property
-    def selftest_log(self) -> Path:
-        return self.folder / "selftest.log"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.generation = folder.name
+        self.settings = folder / "settings.json"
+        self.candidate = folder / "candidate.json"
+        self.address = folder / "address.json"
+        self.failed = folder / "failed.json"
+        self.stop = folder / "stop"
+        self.selftest_log = folder / "selftest.log"
 
 
 def overwrite(path: Path, content: dict[str, Any]) -> None:

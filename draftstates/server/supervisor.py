@@ -98,10 +98,6 @@ class Supervisor:
         for server in list(self._servers):
             self._end(server, _STOPPED)
 
-    def release(self) -> None:
-        """Let other servers use the GPUs: the processes of all servers have ended."""
-        self._gpus.release()
-
     def _refuse(self) -> None:
         """Refuse leases on servers that can never serve, or not beside the present ones."""
         for lease in self._leases.waiting():
@@ -235,7 +231,7 @@ class Supervisor:
         """Begin to end a server; its clients read why."""
         self._servers.remove(server)
         self._ending.append(server)
-        self._withdraw(server.place.folder.name, why)
+        self._withdraw(server.place.generation, why)
         server.end()
 
     def _withdraw(self, generation: str, why: str) -> None:
@@ -260,20 +256,20 @@ class Supervisor:
         self._together = self._together or bool(accepting)
         for lease in self._leases.waiting():
             if accepting and lease.settings.fingerprint == settings.fingerprint:
-                server = min(accepting, key=lambda one: self._leases.on(one.place.folder.name))
+                server = min(accepting, key=lambda one: self._leases.on(one.place.generation))
                 address = server.address
                 lease.grant(
-                    server.place.folder.name,
+                    server.place.generation,
                     {"url": address.url, "api_key": address.api_key, "server": address.server},
                 )
 
     def _in_use(self) -> bool:
-        return any(self._leases.on(server.place.folder.name) for server in self._servers)
+        return any(self._leases.on(server.place.generation) for server in self._servers)
 
     def _end_unwanted(self) -> None:
         """End servers that are near their time limit, idle, or in the way of another kind."""
         for server in [one for one in self._servers if one.draining]:
-            if not self._leases.on(server.place.folder.name):
+            if not self._leases.on(server.place.generation):
                 self._end(server, _STOPPED)
         settings = self._settings
         if not settings or not self._servers or self._in_use():
@@ -329,7 +325,6 @@ def serve(run: RunFolder, owner: Process) -> None:
         with contextlib.suppress(UserError, OSError):
             supervisor.end()
         end_descendants(supervisor.stop_seconds + _KEEPER_SECONDS)
-        supervisor.release()
         run.key_config.unlink(missing_ok=True)
         if over:
             shutil.rmtree(run.folder, ignore_errors=True)

@@ -201,4 +201,4 @@ class SlurmServer:
 
 def _job_command(run: RunFolder, place: ServerFolder, number: int) -> list[str]:
     module = "draftstates.server.slurm.job"
-    return [sys.executable, "-m", module, str(run.folder), place.folder.name, str(number)]
+    return [sys.executable, "-m", module, str(run.folder), place.generation, str(number)]
