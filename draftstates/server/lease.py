@@ -49,8 +49,8 @@ def lease(settings: ServerSettings) -> Iterator[Address]:
     """
     run = present_run() or _begin_run(settings)
     request = Request(run.leases, settings)
-    with _watching(request, run, limit=settings.slurm.heartbeat_seconds):
-        try:
+    try:
+        with _watching(request, run, limit=settings.slurm.heartbeat_seconds):
             answer = _wait(request, run)
             address = Address(
                 url=answer["url"],
@@ -66,8 +66,8 @@ def lease(settings: ServerSettings) -> Iterator[Address]:
                 if failure := _failure(run, answer["generation"]):
                     raise UserError(f"{error}\n{failure}") from error
                 raise
-        finally:
-            request.give_back()
+    finally:
+        request.give_back()
 
 
 def _begin_run(settings: ServerSettings) -> RunFolder:
