@@ -1,5 +1,6 @@
 """A run of servers: its folder, and the supervisor that is started whenever a lease waits."""
 
+import atexit
 import contextlib
 import os
 import secrets
@@ -18,8 +19,9 @@ from draftstates.server.processes import Process
 
 RUN_FOLDER_VARIABLE = "DRAFTSTATES_RUN_FOLDER"
 _POLL_SECONDS = 0.2
-# how often a supervisor that fails or is killed is replaced
+# how often in a row a supervisor that fails or is killed soon is replaced
 _STARTS = 3
+_QUICK_SECONDS = 60.0
 
 
 def start_run(state: Path, *, owner: Process | None = None) -> RunFolder:
@@ -32,11 +34,14 @@ def start_run(state: Path, *, owner: Process | None = None) -> RunFolder:
         owner: a process of this machine with which the run ends; by default this process.
     """
     state = state.resolve()
-    _remove_dead(state)
+    for folder in state.glob("run-*"):
+        if is_over(RunFolder(folder)):
+            _remove(RunFolder(folder))
     run = RunFolder(state / f"run-{secrets.token_hex(4)}")
     run.make(owner or Process.current())
     os.environ[RUN_FOLDER_VARIABLE] = str(run.folder)
     log = state / "supervisor.log"
+    atexit.register(_remove, run)
     threading.Thread(target=_supervise, args=(run, log), name="supervise", daemon=True).start()
     return run
 
@@ -68,14 +73,11 @@ def is_over(run: RunFolder) -> bool:
     return owner.is_here and not owner.is_alive()
 
 
-def _remove_dead(state: Path) -> None:
-    """Remove the folders of runs whose supervisor had ended before their owner did."""
-    for folder in state.glob("run-*"):
-        run = RunFolder(folder)
-        # a supervisor that still ends servers removes the folder by itself
-        supervisor = read_json(run.supervisor)
-        if is_over(run) and not (supervisor and Process(**supervisor).is_alive()):
-            shutil.rmtree(folder, ignore_errors=True)
+def _remove(run: RunFolder) -> None:
+    """Remove the folder of a run that ends, unless a supervisor still ends servers and does it."""
+    supervisor = read_json(run.supervisor)
+    if not (supervisor and Process(**supervisor).is_alive()):
+        shutil.rmtree(run.folder, ignore_errors=True)
 
 
 def _supervise(run: RunFolder, log: Path) -> None:
@@ -88,7 +90,10 @@ def _supervise(run: RunFolder, log: Path) -> None:
         time.sleep(_POLL_SECONDS)
         waiting = waiting_stems(run.leases)
         if waiting and failures < _STARTS:
-            failures = 0 if _run_supervisor(run, log) == 0 else failures + 1
+            began = time.monotonic()
+            status = _run_supervisor(run, log)
+            failures = failures + 1 if time.monotonic() - began < _QUICK_SECONDS else 1
+            failures = failures if status else 0
         elif waiting:
             error = f"the server's supervisor ended {_STARTS} times; the last lines of {log}:"
             for stem in waiting:

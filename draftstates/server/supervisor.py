@@ -106,9 +106,8 @@ class Supervisor:
                 lease.refuse(failed["error"])
             elif settings.launcher == "local" and not lease.process.is_here:
                 lease.refuse(
-                    f"server.launcher local starts servers for the steps of"
-                    f" this machine alone, found one on another: {lease.client}; use slurm or"
-                    " external"
+                    "server.launcher: local serves steps of its own machine, found one of another:"
+                    f" {lease.client}; use slurm or external"
                 )
             elif (
                 self._settings

@@ -1,7 +1,9 @@
 """What clients and server jobs of a cluster agree by, without a cluster."""
 
 import dataclasses
+import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -17,8 +19,10 @@ from draftstates.server.folder import (
     overwrite,
     read_overwritten,
 )
+from draftstates.server.leases import Request
 from draftstates.server.processes import Process
-from draftstates.server.run import present_run
+from draftstates.server.run import present_run, start_run
+from draftstates.server.settings import ServerSettings
 from draftstates.server.slurm.commands import seconds
 from draftstates.server.slurm.network import own_address
 
@@ -78,6 +82,23 @@ def test_an_answer_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         overwrite(path, {})
     assert not path.exists()
+
+
+def test_a_supervisor_that_cannot_run_is_replaced_three_times_and_then_the_waiting_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAFTSTATES_RUN_FOLDER", "")
+    # stands in for a Python that cannot import the package
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    run = start_run(tmp_path)
+    settings = ServerSettings(state=tmp_path, log=tmp_path / "log", command=["server"])
+    request = Request(run.leases, settings)
+    deadline = time.monotonic() + 20
+    while not (answer := request.answer()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert "the server's supervisor ended 3 times" in answer["error"]
+    shutil.rmtree(run.folder)
 
 
 def test_a_server_is_bound_to_an_address_of_the_right_network() -> None:

@@ -240,3 +240,16 @@ def test_a_supervisor_that_replaces_a_killed_one_ends_what_that_has_left_and_ser
     ready(run)
     tick(supervisor)
     assert (waiting.answer() or {})["generation"] != generation
+
+
+def test_a_step_of_another_machine_gets_no_server_that_only_this_machine_reaches(
+    run: RunFolder, tmp_path: Path
+) -> None:
+    request = Request(run.leases, settings(tmp_path, launcher="local"))
+    (path,) = run.leases.glob("*.json")
+    asked = json.loads(path.read_text())
+    asked["process"]["machine"] = "another"
+    path.write_text(json.dumps(asked))
+    tick(start(run))
+    assert "local serves steps of its own machine, found one of another" in error_of(request)
+    assert not present(run)
