@@ -10,16 +10,8 @@ from draftstates.paths import Results
 from draftstates.server.settings import ServerKind, ServerSettings
 from draftstates.spec import CaptureSpec
 
-CPU_FLAGS = [
-    "--device",
-    "cpu",
-    "--attention-backend",
-    "torch_native",
-    "--sampling-backend",
-    "pytorch",
-    "--grammar-backend",
-    "none",
-]
+CPU_FLAGS = ["--device", "cpu", "--attention-backend", "torch_native"]
+CPU_FLAGS += ["--sampling-backend", "pytorch", "--grammar-backend", "none"]
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 DEVICE_VARIABLE = "DRAFTSTATES_DEVICE"
 

@@ -15,27 +15,9 @@ _REFUSED = frozenset({2, 126, 127})
 # what the plug-in prints before it ends the engine
 _PLUGIN = "draftstates: cannot capture with sglang"
 # exceptions about what the engine was given; a RuntimeError may be about the state of a device
-_ABOUT_INPUT = frozenset(
-    {
-        "AssertionError",
-        "AttributeError",
-        "FileNotFoundError",
-        "ImportError",
-        "IndexError",
-        "KeyError",
-        "ModuleNotFoundError",
-        "NameError",
-        "NotADirectoryError",
-        "NotImplementedError",
-        "RecursionError",
-        "SafetensorError",
-        "SyntaxError",
-        "TypeError",
-        "UnicodeDecodeError",
-        "UserError",
-        "ValidationError",
-        "ValueError",
-    }
+_ABOUT_INPUT = re.compile(
+    r"(?:Assertion|Attribute|FileNotFound|Import|Index|Key|ModuleNotFound|Name|NotADirectory"
+    r"|NotImplemented|Recursion|Safetensor|Syntax|Type|UnicodeDecode|User|Validation|Value)Error"
 )
 _PASSING = re.compile(
     r"out ?of ?memory|cannot allocate|memoryerror|address already in use|timed? ?out|connection"
@@ -65,7 +47,7 @@ def refused_by_engine(code: int, log: str) -> bool:
         if not _CAUSE_OF_ANOTHER.match(log, found.end()):
             lines.append(found[0])
             names.add(found[1])
-    return bool(names & _ABOUT_INPUT) and not any(map(_PASSING.search, lines))
+    return any(map(_ABOUT_INPUT.fullmatch, names)) and not any(map(_PASSING.search, lines))
 
 
 @dataclasses.dataclass(frozen=True)

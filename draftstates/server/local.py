@@ -20,14 +20,8 @@ from draftstates.server.settings import ServerSettings
 LOOPBACK = "127.0.0.1"
 # below Linux's ephemeral range: a model loads for minutes before its server binds the port
 _PORTS = (15000, 32000)
-_THREADS = (
-    "OMP_NUM_THREADS",
-    "GOTO_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-)
+_THREADS = [f"{name}_NUM_THREADS" for name in ["OMP", "GOTO", "OPENBLAS", "MKL", "NUMEXPR"]]
+_THREADS.append("VECLIB_MAXIMUM_THREADS")
 _GPUS = "CUDA_VISIBLE_DEVICES"
 
 
@@ -57,13 +51,9 @@ class LocalServer:
         self.log = settings.log_of(replica)
         port = free_port(host)
         self.url = f"http://{host}:{port}"
-        values = {
-            "{host}": host,
-            "{port}": str(port),
-            "{key_config}": str(key_config),
-            "{replica}": str(replica),
-        }
-        command = server_command(settings, values)
+        command = server_command(
+            settings, host=host, port=port, key_config=key_config, replica=replica
+        )
         if settings.image and settings.scratch:
             settings.scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
         output = open_log(self.log)
@@ -71,15 +61,9 @@ class LocalServer:
         self._log_start = os.fstat(output).st_size
         self._report, report = os.pipe()
         os.set_blocking(self._report, False)
+        keeper = [sys.executable, "-m", "draftstates.server.keeper"]
         self._keeper = start_child(
-            [
-                sys.executable,
-                "-m",
-                "draftstates.server.keeper",
-                str(settings.stop_seconds),
-                str(report),
-                *command,
-            ],
+            [*keeper, str(settings.stop_seconds), str(report), *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -148,8 +132,12 @@ def _own_environment(settings: ServerSettings) -> dict[str, str]:
     return {**own, "APPTAINERENV_PYTHONPATH": ""}
 
 
-def server_command(settings: ServerSettings, values: dict[str, str]) -> list[str]:
+def server_command(
+    settings: ServerSettings, *, host: str, port: int, key_config: Path, replica: int = 0
+) -> list[str]:
     """Return the argv that starts a server on the host, by Apptainer if the server has an image."""
+    values = {"{host}": host, "{port}": str(port), "{key_config}": str(key_config)}
+    values["{replica}"] = str(replica)
     if settings.image is None:
         return fill(settings.command, {**values, "{python}": sys.executable})
     contained = ["--contain", *(["--workdir", str(settings.scratch)] if settings.scratch else [])]

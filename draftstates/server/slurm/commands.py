@@ -4,6 +4,7 @@ import dataclasses
 import getpass
 import os
 import re
+import shlex
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -48,23 +49,10 @@ def submit(arguments: list[str], *, name: str, log: Path, command: list[str]) ->
             Slurm's own text.
         UserError: Slurm may accept the job later.
     """
-    script = (
-        "#!/bin/bash\nexec "
-        + " ".join("'" + word.replace("'", "'\\''") + "'" for word in command)
-        + "\n"
-    )
+    script = f"#!/bin/bash\nexec {shlex.join(command)}\n"
+    fixed = ["--parsable", "--job-name", name, "--output", str(log), "--open-mode=append"]
     # a requeued job would come back under the name of a server that is known to have failed
-    fixed = [
-        "--parsable",
-        "--job-name",
-        name,
-        "--output",
-        str(log),
-        "--open-mode=append",
-        "--no-requeue",
-        "--nodes=1",
-        "--ntasks=1",
-    ]
+    fixed += ["--no-requeue", "--nodes=1", "--ntasks=1"]
     done = _run(["sbatch", *fixed, *arguments], text=script)
     if done.returncode:
         said = done.stderr.strip() or f"status {done.returncode}"
@@ -75,18 +63,8 @@ def submit(arguments: list[str], *, name: str, log: Path, command: list[str]) ->
 
 def queue(name: str) -> dict[str, QueueEntry] | None:
     """Return the present jobs of that name by id, or None if Slurm does not answer."""
-    done = _run(
-        [
-            "squeue",
-            "--noheader",
-            "--user",
-            getpass.getuser(),
-            "--name",
-            name,
-            "--format",
-            "%i|%T|%r|%L",
-        ]
-    )
+    mine = ["--user", getpass.getuser(), "--name", name]
+    done = _run(["squeue", "--noheader", *mine, "--format", "%i|%T|%r|%L"])
     if done.returncode:
         return None
     entries = {}

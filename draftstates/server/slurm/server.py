@@ -1,6 +1,7 @@
 """A server job, from its submission until it has left Slurm's queue."""
 
 import os
+import re
 import sys
 import time
 
@@ -14,21 +15,10 @@ from draftstates.server.slurm import commands
 # Slurm may show a reason for a moment while the controller reads its files
 _HOPELESS_SECONDS = 20.0
 # reasons to wait that the end of another job does not remove
-_HOPELESS = (
-    "PartitionDown",
-    "PartitionInactive",
-    "PartitionNodeLimit",
-    "PartitionTimeLimit",
-    "BadConstraints",
-    "JobHeldUser",
-    "JobHeldAdmin",
-    "InvalidAccount",
-    "InvalidQOS",
-    "AccountNotAllowed",
-    "QOSNotAllowed",
-    "QOSTimeLimit",
-    "AssocTimeLimit",
-    "DependencyNeverSatisfied",
+_HOPELESS = re.compile(
+    "PartitionDown|PartitionInactive|PartitionNodeLimit|PartitionTimeLimit|BadConstraints"
+    "|JobHeldUser|JobHeldAdmin|InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed"
+    "|QOSTimeLimit|AssocTimeLimit|DependencyNeverSatisfied"
 )
 
 
@@ -178,7 +168,7 @@ class SlurmServer:
 
     def _judge(self, entry: commands.QueueEntry) -> Failure | None:
         slurm, now = self._settings.slurm, time.monotonic()
-        hopeless = entry.state == "PENDING" and entry.reason in _HOPELESS
+        hopeless = entry.state == "PENDING" and bool(_HOPELESS.fullmatch(entry.reason))
         self._hopeless_since = (self._hopeless_since or now) if hopeless else None
         if self._hopeless_since and now - self._hopeless_since >= _HOPELESS_SECONDS:
             return Failure(f"server job {self._job} cannot start: {entry.reason}", lasting=True)
