@@ -57,6 +57,11 @@ class Process:
         """Whether the process belongs to this machine, so that `is_alive` can tell."""
         return self.machine == machine()
 
+    @property
+    def reaches_loopback(self) -> bool:
+        """Whether the process runs on this machine, perhaps in a container's process numbers."""
+        return self.machine.split()[0] == machine().split()[0]
+
     def is_alive(self) -> bool:
         """Return whether the process of this machine runs. A zombie does not run."""
         # a look while the clock is set may see another start time

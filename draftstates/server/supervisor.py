@@ -104,7 +104,7 @@ class Supervisor:
             settings = lease.settings
             if failed := read_json(self._run.lasting / settings.fingerprint):
                 lease.refuse(failed["error"])
-            elif settings.launcher == "local" and not lease.process.is_here:
+            elif settings.launcher == "local" and not lease.process.reaches_loopback:
                 lease.refuse(
                     "server.launcher: local serves steps of its own machine, found one of another:"
                     f" {lease.client}; use slurm or external"

@@ -59,6 +59,13 @@ def test_a_pulse_is_heard_by_change_not_by_clock(tmp_path: Path) -> None:
     assert pulse.silence() == float("inf")
 
 
+def test_a_process_with_the_numbers_of_a_container_is_of_this_machine() -> None:
+    here = Process.current()
+    contained = dataclasses.replace(here, machine=here.machine.split()[0] + " pid:[1]")
+    assert contained.reaches_loopback and not contained.is_here
+    assert not ELSEWHERE.reaches_loopback and not ELSEWHERE.is_here
+
+
 def test_a_process_of_this_machine_lives_by_its_number_whatever_its_heartbeat(
     tmp_path: Path,
 ) -> None:
