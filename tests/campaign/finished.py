@@ -24,10 +24,9 @@ from workspace import (  # noqa: E402
 
 from draftstates import ShardDataset  # noqa: E402
 from draftstates.paths import Results  # noqa: E402
-from draftstates.server.settings import ServerSettings  # noqa: E402
 
 _WORDS_FOR_TOKENS = ("tokenise", "report_page", "server")
-_STAND_IN = """
+_EXTRACT = """
 import runpy, sys
 sys.path.insert(0, {tests!r})
 runpy.run_path({script!r}, run_name="__main__")
@@ -54,23 +53,12 @@ class Finished:
         return self.results.captures()[0].manifest
 
 
-def make_finished(
-    folder: Path,
-    *,
-    rows: int,
-    settings: ServerSettings | None = None,
-    flags: tuple[str, ...] = (),
-    include: Path | None = None,
-    **changes: object,
-) -> Finished:
+def make_finished(folder: Path, *, rows: int, **changes: object) -> Finished:
     """Run the workflow in a new folder.
 
     Args:
         folder: the folder to make.
         rows: conversations of each of the two sources.
-        settings: of the stub server that the steps lease; None for steps without a server.
-        flags: flags for Snakemake.
-        include: rules that the Snakefile includes too.
         changes: keys of the configuration.
     """
     model = tiny_model(folder.with_name(f"{folder.name}-model"))
@@ -78,19 +66,13 @@ def make_finished(
     workspace = make_workspace(folder, model, standins=False)
     for name in _WORDS_FOR_TOKENS:
         (folder / f"scripts/{name}.py").write_bytes((STANDINS / f"{name}.py").read_bytes())
-    for name in ("extract", "server") if settings else ("extract",):
-        script = Path(__file__).with_name("standins") / f"{name}.py"
-        text = _STAND_IN.format(tests=str(TESTS), script=str(script))
-        (folder / f"scripts/{name}.py").write_text(text)
-    if settings:
-        (folder / "settings.json").write_text(settings.to_json())
-    if include:
-        with open(folder / "Snakefile", "a") as file:
-            file.write(f'\n\ninclude: "{include}"\n')
+    script = Path(__file__).with_name("standins") / "extract.py"
+    text = _EXTRACT.format(tests=str(TESTS), script=str(script))
+    (folder / "scripts/extract.py").write_text(text)
     for source in ("one", "two"):
         workspace.write_rows([chat(f"{source}-{i}") for i in range(rows)], source)
     workspace.config = {**tiny_config(), **changes}
-    workspace.run(*flags)
+    workspace.run()
     finished = Finished(workspace, {})
     finished.samples.update(read_all(finished.manifest))
     return finished

@@ -29,16 +29,28 @@ from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).parents[1]
-sys.path += [str(TESTS), str(TESTS / "campaign"), str(TESTS / "cluster")]
+sys.path += [str(TESTS), *(str(TESTS / name) for name in ("workflow", "cluster"))]
 
+import torch  # noqa: E402
+from captured import tiny_model  # noqa: E402
 from cluster_harness import FLAGS, HEARTBEAT_SECONDS, Cluster  # noqa: E402
-from finished import Finished, equal, make_finished, read_all  # noqa: E402
 from lease_harness import FILES, Playground, eventually  # noqa: E402
+from workspace import Workspace, chat, make_workspace  # noqa: E402
+
+from draftstates import ShardDataset  # noqa: E402
+from draftstates.paths import Results  # noqa: E402
+from draftstates.server.settings import ServerSettings  # noqa: E402
 
 # a run whose processes are all killed is gone by then
 _LEFT_SECONDS = 10.0
 # a run that goes on, or that finishes its running jobs, has ended by then
 _RUN_SECONDS = 400.0
+# runs a stand-in with the tests' helpers
+_STAND_IN = """
+import runpy, sys
+sys.path.insert(0, {tests!r})
+runpy.run_path({script!r}, run_name="__main__")
+"""
 _STUB = ("--helpers", "1", "--delay", "0.5")
 
 
@@ -66,18 +78,16 @@ class Campaign:
         self._flags = tuple(FLAGS) if slurm else ()
         os.environ.update(self._play.environment())
         began = time.monotonic()
-        self._finished: Finished = make_finished(
-            self._play.folder,
-            rows=12,
-            settings=settings,
-            flags=self._flags,
-            include=FILES / "quick_looks.smk" if slurm else None,
-        )
+        self._workspace = _workspace(self._play.folder, settings)
         if slurm:
             shutil.copy(TESTS / "cluster/elsewhere/sitecustomize.py", self._play.folder)
-        self._results = self._finished.results
+            with open(self._play.folder / "Snakefile", "a") as file:
+                file.write(f'\n\ninclude: "{FILES / "quick_looks.smk"}"\n')
+        self._workspace.run(*self._flags)
         # the next runs make fewer files, and start no slower
         self._seconds = time.monotonic() - began
+        (self._capture,) = Results(self._workspace.results).captures()
+        self._samples = _read(self._capture.manifest)
 
     def round(self) -> str:
         """Kill a run, and see the next one complete; return what was killed."""
@@ -107,7 +117,7 @@ class Campaign:
 
     def _forget_some(self) -> int:
         """Remove some shards, what was made of them, and sometimes the attestation."""
-        (capture,) = self._results.captures()
+        capture = self._capture
         shards = sorted(capture.whole_shard_ids())
         chosen = self.random.sample(shards, k=self.random.randint(2, len(shards)))
         for shard_id in chosen:
@@ -120,15 +130,14 @@ class Campaign:
 
     def _complete(self) -> set[tuple[Path, int, int]]:
         """Return each complete shard, with its inode and time."""
-        (capture,) = self._results.captures()
         found = set()
-        for shard_id in capture.whole_shard_ids():
-            path = capture.shard(shard_id)
+        for shard_id in self._capture.whole_shard_ids():
+            path = self._capture.shard(shard_id)
             found.add((path, path.stat().st_ino, path.stat().st_mtime_ns))
         return found
 
     def _start(self) -> subprocess.Popen:
-        start = self._finished.workspace.prepare(*self._flags)
+        start = self._workspace.prepare(*self._flags)
         with open(self._play.folder / "snakemake.log", "ab") as log:
             return subprocess.Popen(**start, stdout=log, stderr=log, process_group=0)
 
@@ -161,7 +170,7 @@ class Campaign:
     def _see_the_next_run_complete(self, complete: set[tuple[Path, int, int]]) -> None:
         gone = complete - self._complete()
         assert not gone, f"complete shards are gone, or made again: {gone}"
-        workspace = self._finished.workspace
+        workspace = self._workspace
         done = workspace.snakemake(*self._flags)
         if "LockException" in done.stdout:
             workspace.run("--unlock")
@@ -169,10 +178,34 @@ class Campaign:
         assert done.returncode == 0, f"the next run does not complete:\n{done.stdout}"
         gone = complete - self._complete()
         assert not gone, f"the next run has made complete shards again: {gone}"
-        found = read_all(self._finished.manifest, verify=True)
-        assert equal(found, self._finished.samples), "a sample reads otherwise than at first"
-        left = list(self._results.captures()[0].folder.glob("shards/*.partial"))
+        found = _read(self._capture.manifest)
+        assert found.keys() == self._samples.keys(), "samples are gone, or new"
+        for name, tensors in self._samples.items():
+            same = [torch.equal(value, found[name][key]) for key, value in tensors.items()]
+            assert all(same), f"sample {name} reads otherwise than at first"
+        left = list(self._capture.folder.glob("shards/*.partial"))
         assert not left, f"partial files are left: {left}"
+
+
+def _workspace(folder: Path, settings: ServerSettings) -> Workspace:
+    """Make a workspace whose steps lease the stub server of these settings."""
+    model = tiny_model(folder.with_name(f"{folder.name}-model"))
+    (model / "tokenizer.json").write_text("{}")
+    workspace = make_workspace(folder, model, standins=False)
+    workspace.stand_in("tokenise", "report_page")
+    for script in (TESTS / "campaign/leased").glob("*.py"):
+        text = _STAND_IN.format(tests=str(TESTS), script=str(script))
+        (folder / "scripts" / script.name).write_text(text)
+    (folder / "settings.json").write_text(settings.to_json())
+    for source in ("one", "two"):
+        workspace.write_rows([chat(f"{source}-{i}") for i in range(12)], source)
+    return workspace
+
+
+def _read(manifest: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """Return the tensors of every sample by its id, as a trainer that verifies reads them."""
+    dataset = ShardDataset(manifest, verify=True)
+    return {dataset.sample_id(i): dataset[i] for i in range(len(dataset))}
 
 
 def _nothing(play: Playground) -> Callable[[], bool]:

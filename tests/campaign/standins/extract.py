@@ -1,64 +1,28 @@
 """Stands in for `scripts/extract.py` where all else is real: states that verification accepts, with
-their receipts, and no server. In a folder with `settings.json`, it holds a lease on a stub server.
+their receipts, and no server.
 """
 
 import argparse
-import contextlib
-import tempfile
-import time
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from captured import states_of, write
 
 from draftstates.config import load
-from draftstates.errors import run_command
-from draftstates.files import publish
 from draftstates.plan.shard_tokens import read_tokens
 from draftstates.records import Plan
-from draftstates.server.lease import lease
-from draftstates.server.settings import ServerSettings
 
-SETTINGS = Path("settings.json")
-_WORK_SECONDS = 1.0
-
-
-@contextlib.contextmanager
-def leased() -> Iterator[None]:
-    """Hold a lease, if the folder has a server, and use that for a moment."""
-    if not SETTINGS.exists():
-        yield
-        return
-    with lease(ServerSettings.from_json(SETTINGS.read_text())) as address:
-        time.sleep(_WORK_SECONDS)
-        headers = {"Authorization": f"Bearer {address.api_key}"}
-        urllib.request.urlopen(urllib.request.Request(address.url, headers=headers), timeout=10)
-        yield
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    for name in ("config", "plan", "tokens", "output"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--shard-id", required=True)
-    arguments = parser.parse_args()
-    tokens = read_tokens(arguments.tokens, shard_id=arguments.shard_id)
-    ends = np.cumsum(tokens.lengths)[:-1]
-    captured = states_of(
-        np.split(tokens.input_ids, ends),
-        np.split(tokens.loss_mask, ends),
-        spec=Plan.read(arguments.plan).capture,
-        model=load(arguments.config).model.path,
-    )
-    final = arguments.output.parent
-    final.mkdir(parents=True, exist_ok=True)
-    with leased(), tempfile.TemporaryDirectory(prefix=".building-", dir=final) as folder:
-        files = write(captured, Path(folder))
-        # as the real one does, the shard at last
-        for part in (files.recaptures, files.receipts, files.shard):
-            publish(part, final / part.name, read_only=True)
-
-
-run_command(main)
+parser = argparse.ArgumentParser()
+for name in ("config", "plan", "tokens", "output"):
+    parser.add_argument(f"--{name}", type=Path, required=True)
+parser.add_argument("--shard-id", required=True)
+arguments = parser.parse_args()
+tokens = read_tokens(arguments.tokens, shard_id=arguments.shard_id)
+ends = np.cumsum(tokens.lengths)[:-1]
+captured = states_of(
+    np.split(tokens.input_ids, ends),
+    np.split(tokens.loss_mask, ends),
+    spec=Plan.read(arguments.plan).capture,
+    model=load(arguments.config).model.path,
+)
+write(captured, arguments.output.parent)
