@@ -287,7 +287,7 @@ class Supervisor:
         """Write the state of the servers for whoever waits."""
         starting = bool(self._servers) and not any(server.ready for server in self._servers)
         status = {
-            "servers": "; ".join(map(str, self._servers)) or "waiting for the GPUs of another",
+            "servers": "; ".join(map(str, self._servers)) or "earlier servers are ending",
             "starting": self._began if starting else None,
             "log": str(self._settings.log_of(0)) if self._settings else "",
         }
