@@ -203,20 +203,22 @@ class Supervisor:
         if server.draining:
             return
         if not any(other.ready for other in self._servers):
-            self._fail_all(failure)
+            # after a server that has served, the leases that wait get another one
+            self._fail_all(failure, refuse=not server.ready or failure.lasting)
             return
         assert self._settings
         self._restarts[server.number] += 1
         if not failure.lasting and self._restarts[server.number] <= self._settings.restarts:
             self._again.add(server.number)
 
-    def _fail_all(self, failure: Failure) -> None:
-        """End all servers, and refuse the leases that wait for them."""
+    def _fail_all(self, failure: Failure, *, refuse: bool = True) -> None:
+        """End all servers, and perhaps refuse the leases that wait for them."""
         assert self._settings
         self._again.clear()
         for server in list(self._servers):
             self._end(server, failure.error)
-        self._refuse_all(self._settings, failure)
+        if refuse:
+            self._refuse_all(self._settings, failure)
 
     def _refuse_all(self, settings: ServerSettings, failure: Failure) -> None:
         error = failure.for_clients()

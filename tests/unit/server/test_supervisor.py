@@ -124,6 +124,26 @@ def test_after_a_lasting_failure_no_second_job_is_submitted(
     assert queue.submitted == 2
 
 
+def test_a_lease_that_waits_while_a_server_dies_that_has_served_gets_the_next_one(
+    run: RunFolder, queue: Queue, tmp_path: Path
+) -> None:
+    supervisor = start(run)
+    user = Request(run.leases, settings(tmp_path))
+    tick(supervisor)
+    ready(run)
+    tick(supervisor)
+    assert user.answer()
+    fail_all(run, lasting=False)
+    waiting = Request(run.leases, settings(tmp_path))
+    tick(supervisor)
+    assert waiting.answer() is None
+    tick(supervisor)
+    ready(run)
+    tick(supervisor)
+    assert (waiting.answer() or {})["url"] == "http://node:1"
+    assert queue.submitted == 2
+
+
 def test_a_job_that_slurm_will_never_start_is_submitted_once(
     run: RunFolder, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
