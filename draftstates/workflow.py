@@ -556,7 +556,8 @@ def retry_what_may_pass(scheduler: Any) -> None:
 
     def handle_error(job: Any, **options: Any) -> None:
         with contextlib.suppress(OSError):
-            if any(NO_SECOND_ATTEMPT in tail(Path(log)) for log in job.log):
+            # a group of jobs has no log of its own
+            if any(NO_SECOND_ATTEMPT in tail(Path(log)) for log in getattr(job, "log", ())):
                 job.attempt = job.restart_times + 1
         handle(job, **options)
 
