@@ -22,6 +22,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -37,6 +38,7 @@ from server_harness import CPU_FLAGS, serve
 from draftstates.engine.flags import numeric, placing
 from draftstates.model.folder import ModelFolder
 from draftstates.records import Plan
+from draftstates.server.run import RUN_FOLDER_VARIABLE
 
 
 class Run:
@@ -94,7 +96,7 @@ class Run:
 
     @contextlib.contextmanager
     def server(self) -> Iterator[None]:
-        """Keep the workflow's own server up and tested."""
+        """Keep the workflow's own server up and tested; Snakemake runs on it meanwhile."""
         (resolved,) = (self.results / "config").glob("*.yaml")
         command = [
             sys.executable,
@@ -106,20 +108,18 @@ class Run:
             "--plan",
             str(self.results / "plan.json"),
         ]
-        environment = {
-            name: value for name, value in os.environ.items() if name != "DRAFTSTATES_OWNER"
-        }
-        with open(self.folder / "serve.log", "ab") as log:
-            process = subprocess.Popen(
-                command, cwd=REPOSITORY, stdout=log, stderr=log, env=environment
-            )
+        path = self.folder / "serve.log"
+        with open(path, "wb") as log:
+            process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log)
         try:
-            while not (self.results / ".server" / "address.json").exists():
+            while not (ready := re.search(rf"{RUN_FOLDER_VARIABLE}=(\S+)", path.read_text())):
                 if process.poll() is not None:
-                    raise SystemExit(f"the server did not start: {self.folder / 'serve.log'}")
+                    raise SystemExit(f"the server did not start: {path}")
                 time.sleep(0.5)
+            os.environ[RUN_FOLDER_VARIABLE] = ready[1]
             yield
         finally:
+            os.environ.pop(RUN_FOLDER_VARIABLE, None)
             process.terminate()
             process.wait()
 

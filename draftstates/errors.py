@@ -11,6 +11,8 @@ from types import FrameType
 
 # argparse ends with the same status where arguments are wrong, which is a lasting fault too
 LASTING_STATUS = 2
+# the last line of an error that a second attempt would meet again: no step is retried after it
+NO_SECOND_ATTEMPT = "no second attempt is made in this run: it would end in the same way"
 
 
 class UserError(Exception):
@@ -41,13 +43,16 @@ def capture_again(path: Path) -> str:
     return f"to capture the shard again: rm -f {shlex.quote(str(path))} && snakemake --cores all"
 
 
-def run_command(main: Callable[[], None]) -> None:
+def run_command(main: Callable[[], None], *, lasting: bool = False) -> None:
     """Call `main`, and report its errors to the user.
 
     A `UserError`, or a file that the system refuses, becomes one line on stderr and exit status 1
     (a `LastingError`: 2), never a traceback. The signal TERM, as from `scancel` or at a time limit,
     raises SystemExit(143) in `main`, so that `main` can clean up; a second TERM ends the process at
     once.
+
+    Args:
+        lasting: whether a `UserError` of this command comes back at every attempt.
     """
     process = os.getpid()
 
@@ -65,7 +70,7 @@ def run_command(main: Callable[[], None]) -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(LASTING_STATUS)
     except UserError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {error}" + (f"\n{NO_SECOND_ATTEMPT}" if lasting else ""))
     except BrokenPipeError:
         # The reader, such as `head`, has read enough. The interpreter would flush once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

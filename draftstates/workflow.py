@@ -15,27 +15,28 @@ import json
 import os
 import re
 import shlex
+import signal
 import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from draftstates.config import Configuration
 from draftstates.containers import check_image, scratch, step_environment
-from draftstates.errors import UserError
-from draftstates.files import files_digest
+from draftstates.errors import NO_SECOND_ATTEMPT, UserError
+from draftstates.files import files_digest, tail
 from draftstates.model import digest as content
 from draftstates.model.folder import ModelFolder
 from draftstates.model.lengths import prompt_length
 from draftstates.paths import Results
 from draftstates.records import Parity, Plan
-from draftstates.server.processes import adopt_ownership, owner
-from draftstates.server.slurm import run as slurm
-from draftstates.server.starter import launch_starter
-from draftstates.server.state import State
+from draftstates.server.folder import RunFolder
+from draftstates.server.run import RUN_FOLDER_VARIABLE, is_over, start_run
 
 PACKAGE = Path(__file__).parent
 _IMPORT = re.compile(r"^ *from (draftstates[\w.]*) import (\([^)]*|[^\n#]*)", re.MULTILINE)
@@ -445,8 +446,6 @@ def export_environment(config: Configuration, *, code: Path, in_containers: bool
     - `DRAFTSTATES_SCRIPTS`: folder of the rules' scripts.
     - `DRAFTSTATES_CONFIG`: file of the resolved configuration.
     - `DRAFTSTATES_MODEL`: folder of the model.
-    - `DRAFTSTATES_OWNER`: this process, with which the server ends; unchanged where this process is
-      itself part of a run.
     - `DRAFTSTATES_DEVICE`: device of a server on this machine, only where the steps run in
       containers, which cannot see the device.
     - Apptainer's variables (see `step_environment`), only where the steps run in containers.
@@ -461,7 +460,6 @@ def export_environment(config: Configuration, *, code: Path, in_containers: bool
     os.environ["DRAFTSTATES_SCRIPTS"] = str(code / "scripts")
     os.environ["DRAFTSTATES_CONFIG"] = str(config.resolved_path)
     os.environ["DRAFTSTATES_MODEL"] = str(config.model.path)
-    adopt_ownership()
     if in_containers:
         # this import loads numpy, which takes time
         from draftstates.server.command import DEVICE_VARIABLE, on_gpu
@@ -508,15 +506,59 @@ def hold_results(results: Path) -> None:
     )
 
 
-def start_run(config: Configuration, *, in_containers: bool) -> None:
-    """Start the processes that must be outside of all steps, and that end with this process.
+def begin_servers(config: Configuration, *, in_containers: bool) -> RunFolder:
+    """Make the folder of this run's servers, which end with this process.
 
-    Where the servers are Slurm jobs, this is the process that submits them on request. Where the
-    steps run in containers, which cannot start a server, it is the process that starts them.
+    Where this process is itself part of a run that is not over, the servers are those of that run.
+    The servers are started on request, outside of all steps, which may run in containers or on
+    other nodes.
     """
-    if config.server.launcher == "slurm":
-        slurm.start_run(config.state_folder, owner=owner())
     if in_containers:
         scratch(config).mkdir(parents=True, exist_ok=True, mode=0o700)
-        if config.server.launcher == "local":
-            launch_starter(State(config.state_folder), owner=owner())
+    present = os.environ.get(RUN_FOLDER_VARIABLE)
+    if present and not is_over(RunFolder(Path(present))):
+        return RunFolder(Path(present))
+    return start_run(config.state_folder)
+
+
+def heed_signals(scheduler: Any) -> None:
+    """Have TERM and INT end Snakemake also while it decides about thousands of ready jobs.
+
+    Snakemake's own handler of TERM takes the scheduler's lock in the main thread. If that thread
+    holds the lock already, as it mostly does with thousands of ready jobs, it waits for itself for
+    ever. INT is lost in a coroutine that never waits, since asyncio's handler only cancels it.
+
+    Args:
+        scheduler: Snakemake's `JobScheduler`.
+    """
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def terminate(*_: object) -> None:
+        threading.Thread(target=scheduler.exit_gracefully).start()
+
+    signal.signal(signal.SIGTERM, terminate)
+    # a shell's background job ignores INT
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+
+
+def retry_what_may_pass(scheduler: Any) -> None:
+    """Have Snakemake make no second attempt of a job whose log says that it would end as the first.
+
+    A profile's retries are for nodes that fail and jobs that are preempted.
+
+    Args:
+        scheduler: Snakemake's `JobScheduler`.
+    """
+    handle = scheduler._handle_error
+
+    def handle_error(job: Any, **options: Any) -> None:
+        with contextlib.suppress(OSError):
+            # a group of jobs has no log of its own
+            if any(NO_SECOND_ATTEMPT in tail(Path(log)) for log in getattr(job, "log", ())):
+                job.attempt = job.restart_times + 1
+        handle(job, **options)
+
+    scheduler._handle_error = handle_error

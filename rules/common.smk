@@ -17,7 +17,6 @@ from draftstates.plan.room import forecast
 from draftstates.records import Plan
 from draftstates.report.failures import FailedJobs, summary
 from draftstates.report.terminal import quieten, say_each_minute
-from draftstates.server.state import State
 from draftstates.tokens.sources import check_files, data_files, read_template
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
@@ -82,11 +81,13 @@ def image_of_steps():
 
 
 def begin_run():
-    """Lock the results folder before a job writes to it; start the processes beside the jobs."""
+    """Lock the results folder before a job writes to it; make the folder of the run's servers."""
+    ask.heed_signals(workflow.scheduler)
+    ask.retry_what_may_pass(workflow.scheduler)
     try:
         ask.hold_results(RESULTS.root)
         save_resolved(CONFIG)
-        ask.start_run(CONFIG, in_containers=IN_CONTAINERS)
+        servers = ask.begin_servers(CONFIG, in_containers=IN_CONTAINERS)
     except UserError as error:
         raise WorkflowError(str(error)) from None
     except OSError as error:
@@ -97,7 +98,7 @@ def begin_run():
     if not wants_all_output():
         quieten(logger.handlers)
         logger.info("all output of the jobs: --printshellcmds, or the log below .snakemake/log")
-    say_each_minute(RESULTS.root, State(CONFIG.state_folder), logger.info)
+    say_each_minute(RESULTS.root, servers, logger.info)
 
 
 def wants_all_output():

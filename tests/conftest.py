@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from lease_harness import MARK, Playground
 
-from draftstates.server.processes import OWNER_VARIABLE
-from draftstates.server.slurm.folder import RUN_FOLDER_VARIABLE
+from draftstates.server.run import RUN_FOLDER_VARIABLE
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -112,7 +111,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Playground
     playground = Playground(tmp_path)
     monkeypatch.setenv(MARK, str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", playground.environment()["PYTHONPATH"])
-    for name in (OWNER_VARIABLE, RUN_FOLDER_VARIABLE):
-        monkeypatch.delenv(name, raising=False)
+    # a lease sets it; no later test belongs to this run
+    monkeypatch.setenv(RUN_FOLDER_VARIABLE, "")
     yield playground
     playground.end()

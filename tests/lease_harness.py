@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from draftstates.server.address import Address
-from draftstates.server.processes import OWNER_VARIABLE, Process
+from draftstates.server.processes import Process
+from draftstates.server.run import RUN_FOLDER_VARIABLE, start_run
 from draftstates.server.settings import ServerSettings
 
 FILES = Path(__file__).parent / "lease"
@@ -27,9 +28,12 @@ class Playground:
     """Working folder; every process started for it carries its path in the environment."""
 
     folder: Path
+    # a folder that Python imports from before the repository
+    first: Path | None = None
 
     def environment(self) -> dict[str, str]:
-        return {**os.environ, MARK: str(self.folder), "PYTHONPATH": str(_REPOSITORY)}
+        path = os.pathsep.join(map(str, filter(None, (self.first, _REPOSITORY))))
+        return {**os.environ, MARK: str(self.folder), "PYTHONPATH": path}
 
     def settings(self, *stub: str, **changes: object) -> ServerSettings:
         """Return settings of a stub server with the given extra arguments."""
@@ -100,15 +104,19 @@ class Playground:
         """Start a process that holds a lease for ten minutes.
 
         Args:
-            owner: the process whose end ends the server; None for the one that the environment
-                names.
+            owner: the process whose end ends the client's run; None for the run of this process.
         """
         (self.folder / "settings.json").write_text(settings.to_json())
-        owned = {OWNER_VARIABLE: str(Process.of(owner.pid))} if owner else {}
+        environment = self.environment()
+        if owner:
+            run = start_run(settings.state, owner=Process.of(owner.pid))
+            environment[RUN_FOLDER_VARIABLE] = str(run.folder)
+            # this process's own leases are no part of the owner's run
+            del os.environ[RUN_FOLDER_VARIABLE]
         return subprocess.Popen(
             [sys.executable, str(FILES / "shard.py"), "out.txt", "--seconds=600", "--fail=none"],
             cwd=self.folder,
-            env={**self.environment(), **owned},
+            env=environment,
             stdout=stdout,
             text=True,
         )
@@ -171,12 +179,13 @@ def find(playground: Playground, *words: str) -> list[int]:
 
 
 def announced(play: Playground, *, within: float = 20) -> None:
-    """Wait until a server on this machine has an address for clients."""
-    eventually(
-        lambda: (play.folder / "state/address.json").exists(),
-        within=within,
-        what="the server is announced",
-    )
+    """Wait until a server has an address for clients."""
+    eventually(lambda: addresses(play.folder), within=within, what="the server is announced")
+
+
+def addresses(folder: Path) -> list[Path]:
+    """Return the address files, in a folder with the state folder, of servers for clients."""
+    return list(folder.glob("*/run-*/servers/*/address.json"))
 
 
 def leased(play: Playground, count: int, *, within: float = 20) -> None:

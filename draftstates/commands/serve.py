@@ -1,7 +1,7 @@
 """The configured server, kept up until Ctrl-C; or, with --print, its command.
 
-Run the printed command where this machine starts no server. On one machine, runs of the workflow
-that start meanwhile use the server too.
+Run the printed command where this machine starts no server. A server that is kept up says with
+which variable a run of the workflow uses it.
 """
 
 import argparse
@@ -11,9 +11,8 @@ from pathlib import Path
 from draftstates import config
 from draftstates.records import Plan
 from draftstates.server.command import attestation_path, server_settings
-from draftstates.server.hold import hold
-from draftstates.server.launchers import server_command
-from draftstates.server.settings import ServerSettings
+from draftstates.server.lease import hold
+from draftstates.server.local import server_command
 
 EXAMPLE = "draftstates serve --config results/config/DIGEST.yaml --plan results/plan.json"
 
@@ -44,26 +43,14 @@ def main(arguments: argparse.Namespace) -> None:
         configured, spec=Plan.read(arguments.plan).capture, plan=arguments.plan
     )
     if arguments.print:
-        print(
-            command_line(
-                settings,
-                host=arguments.host,
-                port=arguments.port,
-                key_config=arguments.print.resolve(),
-            )
+        command = server_command(
+            settings,
+            host=arguments.host,
+            port=arguments.port,
+            key_config=arguments.print.resolve(),
         )
+        variables = [f"{name}={value}" for name, value in settings.env.items()]
+        print(shlex.join(["env", *variables, *command]))
     else:
         attestation_path(configured).parent.mkdir(parents=True, exist_ok=True)
         hold(settings)
-
-
-def command_line(settings: ServerSettings, *, host: str, port: int, key_config: Path) -> str:
-    """Return a server's environment and command as one line for a shell."""
-    values = {
-        "{host}": host,
-        "{port}": str(port),
-        "{key_config}": str(key_config),
-        "{replica}": "0",
-    }
-    variables = [f"{name}={value}" for name, value in settings.env.items()]
-    return shlex.join(["env", *variables, *server_command(settings, values)])

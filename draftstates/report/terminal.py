@@ -10,13 +10,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from draftstates.errors import UserError
 from draftstates.extract.progress import running
+from draftstates.files import read_json
 from draftstates.paths import Results
 from draftstates.plan.words import of_count, of_seconds
 from draftstates.report.status import Status, look
-from draftstates.server.state import State
+from draftstates.server.folder import RunFolder
 
 _LOOK_SECONDS = 2.0
 _SAY_SECONDS = 60.0
@@ -33,11 +35,11 @@ class Watch:
 
     Args:
         results: the results folder.
-        state: the server's state folder.
+        run: the folder of the run's servers.
     """
 
-    def __init__(self, results: Path, state: State) -> None:
-        self._results, self._state = results, state
+    def __init__(self, results: Path, run: RunFolder) -> None:
+        self._results, self._run = results, run
         self._first: Status | None = None
         self._said, self._kind, self._last = float("-inf"), "", ""
 
@@ -49,22 +51,19 @@ class Watch:
         Args:
             now: Unix time.
         """
-        since = self._starting()
-        kind = "server" if since else "capture"
+        server = self._starting()
+        kind = "server" if server else "capture"
         if now - self._said < _SAY_SECONDS and kind == self._kind:
             return None
-        line = self._server_line(now - since) if since else self._capture_line()
+        line = self._server_line(server, now) if server else self._capture_line()
         if not line or line == self._last:
             return None
         self._said, self._kind, self._last = now, kind, line
         return line
 
-    def _server_line(self, seconds: float) -> str:
-        log = Results(self._results).server_log
-        return (
-            f"server: starting for {of_seconds(max(0.0, seconds))}, then it tests itself; its log:"
-            f" {log}"
-        )
+    def _server_line(self, server: dict[str, Any], now: float) -> str:
+        seconds = of_seconds(max(0.0, now - server["starting"]))
+        return f"server: starting for {seconds}; {server['servers']}; its log: {server['log']}"
 
     def _capture_line(self) -> str | None:
         # The plan of a large run takes a moment to read: it is read only if a shard is in work.
@@ -80,17 +79,13 @@ class Watch:
         self._first = self._first or status
         return capture_line(status, self._first)
 
-    def _starting(self) -> float | None:
-        """Return since when a server of this machine starts; None if none does."""
-        state = self._state
+    def _starting(self) -> dict[str, Any] | None:
+        """Return the state of the servers while none of them is ready; None if none starts."""
         try:
-            if any(state.owners.iterdir()) and not (
-                state.address.exists() or state.failed.exists()
-            ):
-                return state.pid.stat().st_mtime
-        except OSError:
-            pass
-        return None
+            status = read_json(self._run.status)
+        except (UserError, OSError):
+            return None
+        return status if status and status["starting"] else None
 
 
 def capture_line(status: Status, first: Status) -> str:
@@ -118,11 +113,11 @@ def capture_line(status: Status, first: Status) -> str:
     return "; ".join(parts)
 
 
-def say_each_minute(results: Path, state: State, say: Callable[[str], None]) -> None:
+def say_each_minute(results: Path, run: RunFolder, say: Callable[[str], None]) -> None:
     """Say the lines of a run from a thread of its own, which ends with the process."""
 
     def watch() -> None:
-        seen = Watch(results, state)
+        seen = Watch(results, run)
         while True:
             time.sleep(_LOOK_SECONDS)
             if line := seen.line(time.time()):

@@ -1,4 +1,4 @@
-"""The command of an instrumented SGLang server, from the configuration."""
+"""The settings and commands of the two kinds of server, from the configuration."""
 
 import os
 from pathlib import Path
@@ -7,19 +7,11 @@ from draftstates.capture.settings import CaptureSettings
 from draftstates.config import Configuration, LeaseOptions, Server
 from draftstates.containers import scratch, shown_to_server
 from draftstates.paths import Results
-from draftstates.server.settings import ServerSettings
+from draftstates.server.settings import ServerKind, ServerSettings
 from draftstates.spec import CaptureSpec
 
-CPU_FLAGS = [
-    "--device",
-    "cpu",
-    "--attention-backend",
-    "torch_native",
-    "--sampling-backend",
-    "pytorch",
-    "--grammar-backend",
-    "none",
-]
+CPU_FLAGS = ["--device", "cpu", "--attention-backend", "torch_native"]
+CPU_FLAGS += ["--sampling-backend", "pytorch", "--grammar-backend", "none"]
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 DEVICE_VARIABLE = "DRAFTSTATES_DEVICE"
 
@@ -43,7 +35,7 @@ def attestation_path(config: Configuration) -> Path:
 
 
 def server_settings(config: Configuration, *, spec: CaptureSpec, plan: Path) -> ServerSettings:
-    """Return the settings of the lease for a resolved configuration.
+    """Return the settings of a server that captures, for a lease.
 
     They are the same for all jobs of a run, because these jobs share one server.
 
@@ -52,76 +44,88 @@ def server_settings(config: Configuration, *, spec: CaptureSpec, plan: Path) -> 
         spec: the capture.
         plan: path of `plan.json`, from which the self-test reads the capture.
     """
-    server, results = config.server, config.results.resolve()
-    image = config.containers.sglang
-    selftest = [
-        *(
-            "{python}",
-            "-m",
-            "draftstates.verify.selftest",
-            "--address",
-            "{address}",
-            "--plan",
-            str(plan.resolve()),
-        ),
-        *(
-            "--model",
-            str(config.model.path.resolve()),
-            "--root",
-            str(results),
-            "--parity-tokens",
-            str(config.checks.parity_tokens),
-            "--output",
-            str(attestation_path(config)),
-        ),
-    ]
+    results = config.results.resolve()
+    selftest = ["{python}", "-m", "draftstates.verify.selftest"]
+    selftest += ["--address", "{address}", "--plan", str(plan.resolve())]
+    selftest += ["--model", str(config.model.path.resolve()), "--root", str(results)]
+    selftest += ["--parity-tokens", str(config.checks.parity_tokens)]
+    selftest += ["--output", str(attestation_path(config))]
+    return _settings(
+        config,
+        kind="capture",
+        command=sglang_command(config, spec=spec),
+        env=server_environment(config, spec=spec, root=results),
+        selftest=selftest,
+    )
+
+
+def generate_settings(config: Configuration) -> ServerSettings:
+    """Return the settings of a plain server, which answers prompts and captures nothing, for a
+    lease.
+
+    Requests and answers hold ids, as with a server that captures. It has no self-test: the lease
+    begins when the server answers `GET /health`.
+
+    Args:
+        config: the resolved configuration.
+    """
+    chosen = config.model.engine_env
+    command = _engine_command(config, dtype=config.capture.compute_dtype)
+    return _settings(
+        config,
+        kind="generate",
+        command=[*command, *config.model.engine_args, *config.server.args],
+        env={**chosen, **_common_environment(config)},
+        selftest=[],
+    )
+
+
+def _settings(
+    config: Configuration,
+    *,
+    kind: ServerKind,
+    command: list[str],
+    env: dict[str, str],
+    selftest: list[str],
+) -> ServerSettings:
+    server, image = config.server, config.containers.sglang
+    log = Results(config.results).server_log.resolve()
     return ServerSettings(
         **{name: getattr(server, name) for name in LeaseOptions.model_fields},
-        command=sglang_command(config, spec=spec),
-        env={**server.env, **server_environment(config, spec=spec, root=results)},
+        kind=kind,
+        command=command,
+        env={**server.env, **env},
         image=image.resolve() if image else None,
         image_args=_image_arguments(config),
         scratch=scratch(config),
         selftest=selftest,
         gpus_each=server.tensor_parallel if on_gpu(server) else 0,
         state=config.state_folder,
-        log=Results(results).server_log.resolve(),
+        log=log if kind == "capture" else log.with_name(f"{kind}.log"),
     )
 
 
 def sglang_command(config: Configuration, *, spec: CaptureSpec) -> list[str]:
-    """Return the argv of one server.
+    """Return the argv of one server that captures.
 
     The launcher replaces `{host}`, `{port}` and `{key_config}` when it starts the server.
     """
-    command = [
-        "{python}",
-        "-m",
-        "sglang.launch_server",
-        "--host",
-        "{host}",
-        "--port",
-        "{port}",
-        "--config",
-        "{key_config}",
-    ]
-    command += [
-        "--model-path",
-        str(config.model.path.resolve()),
-        "--dtype",
-        spec.compute_dtype,
-    ]
-    command += ["--tensor-parallel-size", str(config.server.tensor_parallel)]
-    # Without the radix cache, SGLang skips no row. Requests and answers hold ids, so the server
-    # needs no tokenizer. A replayed graph runs no Python, so a prefill in a graph cannot be
-    # captured; graphs for decoding are not needed, because nothing is decoded.
-    command += [
-        "--disable-radix-cache",
-        "--skip-tokenizer-init",
-        "--cuda-graph-backend-prefill",
-        "disabled",
-    ]
+    command = _engine_command(config, dtype=spec.compute_dtype)
+    # Without the radix cache, SGLang skips no row. A replayed graph runs no Python, so a prefill in
+    # a graph cannot be captured; graphs for decoding are not needed, because nothing is decoded.
+    command += ["--disable-radix-cache", "--cuda-graph-backend-prefill", "disabled"]
     command += ["--cuda-graph-backend-decode", "disabled"]
+    return [*command, *spec.engine_args, *config.server.args]
+
+
+def _engine_command(config: Configuration, *, dtype: str) -> list[str]:
+    """Return the argv that servers of both kinds share."""
+    command = ["{python}", "-m", "sglang.launch_server"]
+    command += ["--host", "{host}", "--port", "{port}", "--config", "{key_config}"]
+    command += ["--model-path", str(config.model.path.resolve()), "--dtype", dtype]
+    command += ["--tensor-parallel-size", str(config.server.tensor_parallel)]
+    # Requests and answers hold ids.
+    command.append("--skip-tokenizer-init")
     if config.server.data_parallel_attention > 1:
         command += ["--attn-dp-size", str(config.server.data_parallel_attention)]
     else:
@@ -132,7 +136,7 @@ def sglang_command(config: Configuration, *, spec: CaptureSpec) -> list[str]:
         command.append("--trust-remote-code")
     if not on_gpu(config.server):
         command += CPU_FLAGS
-    return [*command, *spec.engine_args, *config.server.args]
+    return command
 
 
 def _image_arguments(config: Configuration) -> list[str]:
@@ -155,8 +159,11 @@ def server_environment(config: Configuration, *, spec: CaptureSpec, root: Path) 
         writers=config.server.writers,
     )
     chosen = dict(variable.split("=", 1) for variable in spec.engine_env)
-    environment = {**chosen, **_OFFLINE, **settings.to_environment()}
-    if not on_gpu(config.server):
-        # compiling for a CPU takes longer than it saves
-        environment["TORCHDYNAMO_DISABLE"] = "1"
-    return environment
+    return {**chosen, **_common_environment(config), **settings.to_environment()}
+
+
+def _common_environment(config: Configuration) -> dict[str, str]:
+    """Return the variables that servers of both kinds share."""
+    # compiling for a CPU takes longer than it saves
+    cpu = {} if on_gpu(config.server) else {"TORCHDYNAMO_DISABLE": "1"}
+    return {**_OFFLINE, **cpu}

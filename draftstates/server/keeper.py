@@ -10,14 +10,13 @@ parent of the rest of the tree.
 
 import os
 import signal
-import subprocess
 import sys
 
 from draftstates.server.processes import (
     become_subreaper,
-    die_with_parent,
     end_descendants,
     exit_on_term,
+    start_child,
 )
 
 
@@ -37,9 +36,7 @@ def main() -> None:
 def _run(command: list[str]) -> int:
     """Run the command and return its exit code, or minus the signal that ended it."""
     try:
-        server = subprocess.Popen(
-            command, start_new_session=True, preexec_fn=die_with_parent(signal.SIGKILL)
-        )
+        server = start_child(command, when_orphaned=signal.SIGKILL, start_new_session=True)
     except OSError as error:
         print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
         return 127

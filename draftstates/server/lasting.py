@@ -7,38 +7,17 @@ port in use may start the next time.
 
 import dataclasses
 import re
-from pathlib import Path
-from typing import Any
 
-from draftstates.errors import UserError
-from draftstates.files import read_json, write_private
+from draftstates.errors import NO_SECOND_ATTEMPT
 
 # argparse's, and the shell's for commands that cannot be started
 _REFUSED = frozenset({2, 126, 127})
 # what the plug-in prints before it ends the engine
 _PLUGIN = "draftstates: cannot capture with sglang"
 # exceptions about what the engine was given; a RuntimeError may be about the state of a device
-_ABOUT_INPUT = frozenset(
-    {
-        "AssertionError",
-        "AttributeError",
-        "FileNotFoundError",
-        "ImportError",
-        "IndexError",
-        "KeyError",
-        "ModuleNotFoundError",
-        "NameError",
-        "NotADirectoryError",
-        "NotImplementedError",
-        "RecursionError",
-        "SafetensorError",
-        "SyntaxError",
-        "TypeError",
-        "UnicodeDecodeError",
-        "UserError",
-        "ValidationError",
-        "ValueError",
-    }
+_ABOUT_INPUT = re.compile(
+    r"(?:Assertion|Attribute|FileNotFound|Import|Index|Key|ModuleNotFound|Name|NotADirectory"
+    r"|NotImplemented|Recursion|Safetensor|Syntax|Type|UnicodeDecode|User|Validation|Value)Error"
 )
 _PASSING = re.compile(
     r"out ?of ?memory|cannot allocate|memoryerror|address already in use|timed? ?out|connection"
@@ -51,7 +30,6 @@ _EXCEPTION = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception|Timeout))\b(?:: .*)?
 _CAUSE_OF_ANOTHER = re.compile(
     r"\n\n(?:During handling of the above exception|The above exception was the direct cause)"
 )
-_AFTER_THESE = "no second attempt is made in this run: it would end in the same way"
 
 
 def refused_by_engine(code: int, log: str) -> bool:
@@ -69,47 +47,25 @@ def refused_by_engine(code: int, log: str) -> bool:
         if not _CAUSE_OF_ANOTHER.match(log, found.end()):
             lines.append(found[0])
             names.add(found[1])
-    return bool(names & _ABOUT_INPUT) and not any(map(_PASSING.search, lines))
+    return any(map(_ABOUT_INPUT.fullmatch, names)) and not any(map(_PASSING.search, lines))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Failed:
-    """The record of the failure after which no server is left.
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """The failure of a server; every client that waits for the server or uses it gets its text.
 
     Attributes:
-        error: the failure, for the clients.
-        lasting: whether a second start would meet it again.
-        fingerprint: fingerprint of the server's settings.
-        owners: the runs that the server was started for. Another run tries again, since its user
-            may have mended the cause.
+        error: the failure in words.
+        lasting: whether every start would end in the same way.
     """
 
     error: str
-    lasting: bool
-    fingerprint: str
-    owners: tuple[str, ...]
+    lasting: bool = False
 
-    @classmethod
-    def read(cls, path: Path) -> "Failed | None":
-        """Return the record in a file; None without a file, or with one of another version."""
-        found: dict[str, Any] = read_json(path) or {}
-        if set(found) != {field.name for field in dataclasses.fields(cls)}:
-            return None
-        return cls(**{**found, "owners": tuple(found["owners"])})
+    def without(self, api_key: str) -> "Failure":
+        """Return the failure without the server's key in its text."""
+        return Failure(self.error.replace(api_key, "<api key>"), self.lasting)
 
-    def write(self, path: Path) -> None:
-        write_private(path, dataclasses.asdict(self))
-
-    def refuse(self, *, fingerprint: str, owner: str) -> None:
-        """Refuse another start of this server for the same run.
-
-        Raises:
-            UserError: the failure is lasting; the text is that of the first client.
-        """
-        if self.lasting and fingerprint == self.fingerprint and owner in self.owners:
-            raise UserError(self.error)
-
-
-def with_note(error: str, *, lasting: bool) -> str:
-    """Return an error for the clients, which says whether another server will be started."""
-    return f"{error}\n{_AFTER_THESE}" if lasting else error
+    def for_clients(self) -> str:
+        """Return the text for the clients, which says whether another server will be started."""
+        return f"{self.error}\n{NO_SECOND_ATTEMPT}" if self.lasting else self.error

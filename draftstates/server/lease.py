@@ -1,226 +1,166 @@
-"""Leases on the servers of a run.
+"""Leases on the servers of a run, as clients see them.
 
-The jobs of a run share its servers. The first job that needs a server has it started; the server
-ends when it is idle or when the run is gone. A server that cannot start is started once in a run:
-all other jobs get the same error (see `lasting`). On one machine a lease is an `flock`, so that the
-kernel releases it however a client ends. `State` describes the locks.
+The jobs of a run share its servers. A client writes a request into the run folder, and the run's
+supervisor answers it (`supervisor.py`). `docs/server.md` shows who starts, watches and ends whom.
 """
 
 import contextlib
-import fcntl
 import os
 import signal
+import socket
+import sys
 import threading
 import time
-import uuid
-from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 from draftstates.containers import present_image
 from draftstates.errors import UserError
-from draftstates.files import is_held, locked, read_json, write_private
-from draftstates.server.acceptance import external_address
-from draftstates.server.address import Address
-from draftstates.server.lasting import Failed
-from draftstates.server.processes import OWNER_VARIABLE, Process
-from draftstates.server.processes import owner as configured_owner
+from draftstates.files import read_json
+from draftstates.server.address import Address, health
+from draftstates.server.folder import Pulse, RunFolder
+from draftstates.server.leases import Request
+from draftstates.server.processes import Process
+from draftstates.server.run import RUN_FOLDER_VARIABLE, present_run, start_run
 from draftstates.server.settings import ServerSettings
-from draftstates.server.slurm.lease import slurm_lease
-from draftstates.server.starter import have_supervisor_started, start_supervisor
-from draftstates.server.state import State
 
 _POLL_SECONDS = 0.1
-_OWNER_POLL_SECONDS = 1.0
-# how often a supervisor that stops while clients wait is replaced
-_STARTS = 3
+_STATUS_SECONDS = 60.0
+# a busy server answers late
+_HEALTH_SECONDS = 60.0
 # a client may notice the death of a server before its supervisor does
-_FAILURE_SECONDS = 1.5
+_FAILURE_SECONDS = 3.0
 
 
 @contextlib.contextmanager
-def lease(settings: ServerSettings, *, owner: Process | None = None) -> Iterator[Address]:
-    """Hold a lease on the server that `settings` describe, and start the server if necessary.
+def lease(settings: ServerSettings) -> Iterator[Address]:
+    """Hold a lease on the server that `settings` describe, which is started if necessary.
 
-    Of several replicas, the lease is on the least busy one. The call blocks until the server has
-    passed its self-test. This process gets TERM when the owner is gone.
+    Of several replicas, the lease is on the least busy one. The call blocks until the server is
+    ready. This process gets TERM when its run is gone. A process that belongs to no run begins one
+    of its own.
 
     Args:
-        settings: settings of the server.
-        owner: the process whose end ends the server; by default the process that DRAFTSTATES_OWNER
-            names, or else this process.
+        settings: settings of the server (`server_settings`, `generate_settings`).
 
     Raises:
-        UserError: the server cannot start, fails its self-test, does not answer (external), or is
-            in use with other settings; or the body raised an exception and the server has died: the
-            message then contains the last lines of the server's log.
+        UserError: the server cannot start, fails its self-test, does not answer, or is in use with
+            other settings; or the body raised an exception and the server has died: the message
+            then contains the last lines of the server's log.
     """
-    if settings.launcher == "slurm":
-        with slurm_lease(settings, owner=owner) as address:
-            yield address
-        return
-    owner = owner or configured_owner()
-    if not owner.is_alive():
-        raise UserError(
-            f"the process {owner} that {OWNER_VARIABLE} names is gone, so a server for it would end"
-            " at once"
-        )
-    state = State(settings.state.absolute())
-    state.make_folders()
-    with _ending_with(owner):
-        if settings.launcher == "external":
-            with locked(state.start_lock, fcntl.LOCK_EX):
-                address = external_address(settings, state, owner=owner)
-            yield address
-            return
-        with locked(state.lease_lock, fcntl.LOCK_SH):
-            address, use = _obtain(settings, state, owner)
+    run = present_run() or _begin_run(settings)
+    request = Request(run.leases, settings)
+    try:
+        with _watching(request, run, limit=settings.slurm.heartbeat_seconds):
+            answer = _wait(request, run)
+            address = Address(
+                url=answer["url"],
+                api_key=answer["api_key"],
+                launcher=settings.launcher,
+                server=answer["server"],
+            )
             try:
+                if settings.launcher == "slurm":
+                    _see_reachable(address)
                 yield address
             except Exception as error:
-                if failure := _failure(state, _generation(use)):
+                if failure := _failure(run, answer["generation"]):
                     raise UserError(f"{error}\n{failure}") from error
                 raise
-            finally:
-                use.unlink(missing_ok=True)
+    finally:
+        request.give_back()
+
+
+def _begin_run(settings: ServerSettings) -> RunFolder:
+    if image := present_image():
+        raise UserError(
+            f"this process in {image} belongs to no run, and a container starts no server: run the"
+            " step through Snakemake"
+        )
+    return start_run(settings.state)
+
+
+def hold(settings: ServerSettings) -> None:
+    """Hold a lease and print the address of the server, until KeyboardInterrupt.
+
+    Raises:
+        UserError: the server does not start, or ends by itself.
+    """
+    with lease(settings) as address:
+        print(
+            f"ready at {address.url}; its log is {settings.log}; Ctrl-C ends it; to run on it:"
+            f" {RUN_FOLDER_VARIABLE}={os.environ[RUN_FOLDER_VARIABLE]} snakemake",
+            flush=True,
+        )
+        try:
+            while not (problem := health(address.url, seconds=_HEALTH_SECONDS)):
+                time.sleep(1.0)
+        except KeyboardInterrupt:
+            return
+        raise UserError(f"the server does not answer any more: {problem}")
 
 
 @contextlib.contextmanager
-def _ending_with(owner: Process) -> Iterator[None]:
-    """End this process when its owner is gone: nobody needs the work of a job without its run."""
-    done = threading.Event()
+def _watching(request: Request, run: RunFolder, *, limit: float) -> Iterator[None]:
+    """Keep the lease alive, and end this process when its run is gone: nobody needs its work."""
+    owner, _ = run.read_owner()
+    done, pulse = threading.Event(), Pulse(owner, run.heartbeat)
 
     def watch() -> None:
-        while not done.wait(_OWNER_POLL_SECONDS):
-            if not owner.is_alive():
+        while not done.wait(1.0 if owner.is_here else min(5.0, limit / 8)):
+            with contextlib.suppress(OSError):
+                request.beat()
+            if pulse.has_stopped(limit):
+                print("the run that this process works for is gone", file=sys.stderr, flush=True)
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
 
-    if owner.pid != os.getpid():
-        threading.Thread(target=watch, daemon=True).start()
+    thread = threading.Thread(target=watch, daemon=True)
+    if owner != Process.current():
+        thread.start()
     try:
         yield
     finally:
         done.set()
+        if thread.is_alive():
+            thread.join()
 
 
-def _obtain(settings: ServerSettings, state: State, owner: Process) -> tuple[Address, Path]:
-    """Wait for a running server; return its address and the file that marks it as used."""
-    for _ in range(_STARTS):
-        with locked(state.start_lock, fcntl.LOCK_EX):
-            _join_or_start(settings, state, owner)
-        if _wait_for_address(state):
-            with locked(state.start_lock, fcntl.LOCK_EX):
-                if found := _choose(state):
-                    return found
-    raise UserError(
-        f"the server was stopped {_STARTS} times while it was waited for; see {state.log}"
-    )
-
-
-def _choose(state: State) -> tuple[Address, Path] | None:
-    """Return the least busy replica, or None without one. The caller holds the start lock."""
-    found = read_json(state.address)
-    if found is None:
-        return None
-    busy: Counter[str] = Counter()
-    for path in state.uses.iterdir():
-        if Process.parse(path.name.split(".")[1]).is_alive():
-            busy[_generation(path)] += 1
-        else:
-            path.unlink()
-    server = min(found["servers"], key=lambda server: busy[server["generation"]])
-    use = state.uses / f"{server['generation']}.{Process.current()}.{uuid.uuid4().hex}"
-    use.touch()
-    return Address(url=server["url"], api_key=found["api_key"], launcher=found["launcher"]), use
-
-
-def _generation(use: Path) -> str:
-    return use.name.split(".")[0]
-
-
-def _join_or_start(settings: ServerSettings, state: State, owner: Process) -> None:
-    if failed := Failed.read(state.failed):
-        failed.refuse(fingerprint=settings.fingerprint, owner=str(owner))
-    if _supervised(state):
-        same = (
-            ServerSettings.from_json(state.settings.read_text()).fingerprint == settings.fingerprint
-        )
-        if same and not state.failed.exists():
-            (state.owners / str(owner)).touch()
-            return
-        if not same:
-            _stop_other(state)
-        while _supervised(state):
-            time.sleep(_POLL_SECONDS)
-    for path in state.owners.iterdir():
-        if not Process.parse(path.name).is_alive():
-            path.unlink()
-    (state.owners / str(owner)).touch()
-    _start_supervisor(settings, state)
-
-
-def _supervised(state: State) -> bool:
-    return is_held(state.alive_lock, fcntl.LOCK_SH)
-
-
-def _stop_other(state: State) -> None:
-    """Stop a server with other settings that an earlier run left behind.
+def _wait(request: Request, run: RunFolder) -> dict[str, str]:
+    """Wait for the supervisor's grant and return it.
 
     Raises:
-        UserError: the run of that server is still alive.
+        UserError: the supervisor has refused the lease, or the run is over.
     """
-    living = [path.name for path in state.owners.iterdir() if Process.parse(path.name).is_alive()]
-    if living:
-        raise UserError(
-            f"{state.folder}: a server with other settings runs there for process"
-            f" {living[0].split(':')[0]}; wait until that ends, or give this one another state"
-            " folder"
-        )
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(int(state.pid.read_text()), signal.SIGTERM)
-
-
-def _start_supervisor(settings: ServerSettings, state: State) -> None:
-    for path in (state.address, state.failed, *state.failures.iterdir()):
-        path.unlink(missing_ok=True)
-    write_private(state.settings, settings.to_json())
-    if present_image():
-        have_supervisor_started(state)
-    else:
-        start_supervisor(state)
-
-
-def _wait_for_address(state: State) -> bool:
-    """Wait for a server of the supervisor just joined; return False if they were stopped.
-
-    Raises:
-        UserError: all of these servers have failed.
-    """
+    next_line = time.monotonic() + _STATUS_SECONDS / 6
     while True:
-        # checked first: once the supervisor has ended, its files are complete
-        gone = not _supervised(state)
-        if failed := Failed.read(state.failed):
-            raise UserError(failed.error)
-        if gone:
-            return False
-        if state.address.exists():
-            return True
+        try:
+            answer = request.answer()
+        except FileNotFoundError:
+            raise UserError(f"the run is over, and its folder {run.folder} is gone") from None
+        if answer:
+            if "error" in answer:
+                raise UserError(answer["error"])
+            return answer
+        if time.monotonic() > next_line:
+            next_line = time.monotonic() + _STATUS_SECONDS
+            status = read_json(run.status) or {"servers": "its supervisor starts"}
+            print(f"waiting for a server: {status['servers']}", file=sys.stderr, flush=True)
         time.sleep(_POLL_SECONDS)
 
 
-def _failure(state: State, generation: str) -> str | None:
+def _see_reachable(address: Address) -> None:
+    if problem := health(address.url, seconds=_HEALTH_SECONDS):
+        raise UserError(
+            f"the server at {address.url} does not answer on {socket.gethostname()}: {problem}; if"
+            " it is well, set server.slurm.interface to a network that all nodes share"
+        )
+
+
+def _failure(run: RunFolder, generation: str) -> str | None:
     """Return how the server of this lease failed, or None if it has not failed."""
     deadline = time.monotonic() + _FAILURE_SECONDS
     while time.monotonic() < deadline:
-        if failed := read_json(state.failures / generation):
+        if failed := read_json(run.server(generation).failed):
             return failed["error"]
         time.sleep(_POLL_SECONDS)
-    announced = read_json(state.address)
-    if (
-        announced
-        and any(server["generation"] == generation for server in announced["servers"])
-        and _supervised(state)
-    ):
-        return None
-    return f"the server was stopped while it was in use; see {state.log}"
+    return None

@@ -3,21 +3,25 @@
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from draftstates.errors import UserError
+import psutil
 
-OWNER_VARIABLE = "DRAFTSTATES_OWNER"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 # a process that KILL has not ended by then is stuck in the kernel, and nothing ends it
 _KERNEL_SECONDS = 30.0
 _libc = ctypes.CDLL(None, use_errno=True)
+# the children that this process has started, unlike the orphans that it adopts
+_started: set[int] = set()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,89 +30,79 @@ class Process:
 
     Attributes:
         pid: number of the process.
-        started: start time in clock ticks since boot.
+        started: start time in hundredths of a second since boot.
+        machine: identity of the running kernel and of the space of process numbers.
     """
 
     pid: int
     started: int
+    machine: str
 
     @classmethod
     def of(cls, pid: int) -> "Process":
-        """Return the process with this number.
+        """Return the process of this machine with this number.
 
         Raises:
-            OSError: no process has this number.
+            psutil.NoSuchProcess: no process has this number.
         """
-        return cls(pid, _stat(pid)[2])
+        return cls(pid, _started_at(psutil.Process(pid)), machine())
 
     @classmethod
     def current(cls) -> "Process":
         """Return this process."""
         return cls.of(os.getpid())
 
-    @classmethod
-    def parse(cls, text: str) -> "Process":
-        """Return the process that the text `<pid>:<start time>` names.
+    @property
+    def is_here(self) -> bool:
+        """Whether the process belongs to this machine, so that `is_alive` can tell."""
+        return self.machine == machine()
 
-        Raises:
-            UserError: the text has another form.
-        """
-        try:
-            pid, started = map(int, text.split(":"))
-        except ValueError:
-            raise UserError(
-                f"{OWNER_VARIABLE} must be <pid>:<start time>, found {text!r}"
-            ) from None
-        return cls(pid, started)
-
-    def __str__(self) -> str:
-        return f"{self.pid}:{self.started}"
+    @property
+    def reaches_loopback(self) -> bool:
+        """Whether the process runs on this machine, perhaps in a container's process numbers."""
+        return self.machine.split()[0] == machine().split()[0]
 
     def is_alive(self) -> bool:
-        """Return whether the process runs. A zombie does not run."""
+        """Return whether the process of this machine runs. A zombie does not run."""
+        # a look while the clock is set may see another start time
+        return self._is_seen() or self._is_seen()
+
+    def _is_seen(self) -> bool:
         try:
-            state, _, started = _stat(self.pid)
-        except OSError:
+            found = psutil.Process(self.pid)
+            ended = found.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+            return not ended and _started_at(found) == self.started
+        except psutil.Error:
             return False
-        return state not in "ZX" and started == self.started
 
 
-def owner() -> Process:
-    """Return the process whose end ends the server.
+@functools.cache
+def machine() -> str:
+    """Return the identity of this machine: equal where process numbers mean the same processes."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.readlink('/proc/self/ns/pid')}"
 
-    It is the process that DRAFTSTATES_OWNER names, or else this process.
 
-    Raises:
-        UserError: the variable is malformed.
+def _started_at(process: psutil.Process) -> int:
+    return round(100 * (process.create_time() - psutil.boot_time()))
+
+
+def start_child(
+    command: list[str], *, when_orphaned: signal.Signals, **options: Any
+) -> "subprocess.Popen[bytes]":
+    """Start a child that the kernel sends a signal when this process ends, also by KILL.
+
+    Args:
+        command: argv of the child.
+        when_orphaned: the signal.
+        options: of `subprocess.Popen`.
     """
-    text = os.environ.get(OWNER_VARIABLE)
-    return Process.parse(text) if text else Process.current()
+    child = subprocess.Popen(command, preexec_fn=_die_with_parent(when_orphaned), **options)
+    _started.add(child.pid)
+    return child
 
 
-def adopt_ownership() -> None:
-    """Make this process the owner of what it starts, unless it has a living owner itself."""
-    if not owner().is_alive() or OWNER_VARIABLE not in os.environ:
-        os.environ[OWNER_VARIABLE] = str(Process.current())
-
-
-def _stat(pid: int) -> tuple[str, int, int]:
-    """Return state, parent and start time of a process."""
-    # the name in parentheses may contain any character
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return fields[0], int(fields[1]), int(fields[19])
-
-
-def become_subreaper() -> None:
-    """Make every later orphan among this process's descendants its child, so that none escapes."""
-    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
-
-
-def die_with_parent(number: signal.Signals) -> Callable[[], None]:
-    """Return a `preexec_fn` that makes the kernel send the child a signal when this process ends.
-
-    The kernel sends the signal also if KILL ends this process.
-    """
+def _die_with_parent(number: signal.Signals) -> Callable[[], None]:
     parent = os.getpid()
 
     def in_child() -> None:
@@ -120,6 +114,12 @@ def die_with_parent(number: signal.Signals) -> Callable[[], None]:
     return in_child
 
 
+def become_subreaper() -> None:
+    """Make every later orphan among this process's descendants its child, so that none escapes."""
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
 def exit_on_term() -> None:
     """Make TERM raise SystemExit, and ignore INT and HUP, which are meant for a terminal's jobs."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -128,23 +128,20 @@ def exit_on_term() -> None:
         signal.signal(number, lambda *_: None)
 
 
-def descendants() -> dict[int, int]:
-    """Return every process below this one with its parent, zombies included.
+def kill_orphans() -> bool:
+    """Kill the orphans that this process has adopted, and all below them.
 
-    A main process whose threads are still ending is a zombie, and its children live below it.
+    Returns:
+        Whether any was left. Call it until none is.
     """
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                parents[int(entry.name)] = _stat(int(entry.name))[1]
-    found: dict[int, int] = {}
-    todo = {os.getpid()}
-    while todo:
-        below = {pid: parent for pid, parent in parents.items() if parent in todo}
-        found |= below
-        todo = set(below)
-    return found
+    orphans = [child for child in psutil.Process().children() if child.pid not in _started]
+    for orphan in orphans:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in (orphan, *orphan.children(recursive=True)):
+                process.kill()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(orphan.pid, os.WNOHANG)
+    return bool(orphans)
 
 
 def end_descendants(grace: float) -> None:
@@ -162,15 +159,16 @@ def end_descendants(grace: float) -> None:
     signal.signal(signal.SIGTERM, lambda *_: None)
     deadline = time.monotonic() + grace
     terminated: set[int] = set()
+    # zombies count: a main process whose threads are still ending has children below it
     while _reap():
         late = time.monotonic() > deadline
         if time.monotonic() > deadline + _KERNEL_SECONDS:
             break
-        for pid, parent in descendants().items():
-            if late or (parent == os.getpid() and pid not in terminated):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
-                terminated.add(pid)
+        for process in psutil.Process().children(recursive=late):
+            if late or process.pid not in terminated:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGKILL if late else signal.SIGTERM)
+                terminated.add(process.pid)
         time.sleep(0.05)
 
 

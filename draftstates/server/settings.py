@@ -3,11 +3,14 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import model_validator
 
 from draftstates.config import LeaseOptions
+
+# a server that captures, with the plug-in and a self-test; or a plain one, which answers prompts
+ServerKind = Literal["capture", "generate"]
 
 
 class ServerSettings(LeaseOptions):
@@ -15,6 +18,7 @@ class ServerSettings(LeaseOptions):
     adds to them.
 
     Attributes:
+        kind: what the server is for. A run has servers of one kind at a time.
         state: folder of locks and address: for `local` on a disk of this node (`flock` does not
             reach other nodes), for `slurm` on a disk that all nodes share.
         log: the servers' output; with several replicas, one file each (`server.0.log`, ...).
@@ -30,6 +34,7 @@ class ServerSettings(LeaseOptions):
         gpus_each: GPUs of each local replica; 0 leaves the choice to the server.
     """
 
+    kind: ServerKind = "capture"
     state: Path
     log: Path
     command: list[str] = []

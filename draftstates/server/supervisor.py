@@ -1,214 +1,344 @@
-"""The supervisor, a process that starts, announces and ends the servers of one machine.
+"""The supervisor, a process that decides about all servers of one run.
 
-Command: `python -m draftstates.server.supervisor STATE READY_FD`.
+Command: `python -m draftstates.server.supervisor RUN_FOLDER`.
 
-The supervisor runs in a session of its own. It starts with the first lease and ends when no client
-has held a lease for some time, when every owner is gone, on TERM, or after a failure. However it
-ends, the whole tree of processes below it ends too. A replica that fails while others serve is
-started again alone.
+The supervisor runs on the machine of the run's owner, in a session of its own. It ends when nobody
+needs it, on TERM, and when the owner is gone. However it ends, the whole tree of processes below it
+ends too, and so do the server jobs. A server that fails while others serve is started again alone.
 """
 
 import contextlib
-import fcntl
-import os
+import dataclasses
 import secrets
+import shutil
 import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
-from draftstates.errors import UserError
-from draftstates.files import is_held, locked, write_private
+from draftstates.errors import LastingError, UserError
+from draftstates.files import read_json, write_private
 from draftstates.server.address import write_key_config
-from draftstates.server.lasting import Failed, with_note
-from draftstates.server.launchers import LocalServer, gpus_of
+from draftstates.server.external import ExternalServer
+from draftstates.server.folder import RunFolder, beat, leave_error
+from draftstates.server.gpus import GpuLock
+from draftstates.server.lasting import Failure
+from draftstates.server.leases import Leases
+from draftstates.server.local import LocalServer, gpus_of
 from draftstates.server.processes import Process, become_subreaper, end_descendants, exit_on_term
-from draftstates.server.replica import Replica, ServerFailed
+from draftstates.server.replica import Replica
 from draftstates.server.settings import ServerSettings
-from draftstates.server.state import State
+from draftstates.server.slurm import commands
+from draftstates.server.slurm.server import Queue, SlurmServer
 
 _POLL_SECONDS = 0.2
+_BEAT_SECONDS = 1.0
 # time that a keeper gets beyond the time that its server gets
 _KEEPER_SECONDS = 3.0
+_STOPPED = "the server was stopped while it was in use"
 
-
-class Unwanted(Exception):
-    """The signal that no client needs the servers any more."""
+Server = Replica | SlurmServer
 
 
 class Supervisor:
-    """The servers of one machine, from the first start to the last end."""
+    """The servers and leases of one run.
 
-    def __init__(self, state: State, settings: ServerSettings, *, tree_lock: int) -> None:
-        self._state = state
-        self._settings = settings
-        self._tree_lock = tree_lock
+    Args:
+        run: the run folder.
+        owner: the process with which the run ends.
+    """
+
+    def __init__(self, run: RunFolder, owner: Process) -> None:
+        self._run = run
+        self._owner = owner
         self._api_key = secrets.token_hex(32)
-        self._replicas: dict[int, Replica] = {}
-        self._ending: dict[int, Replica] = {}
+        write_key_config(run.key_config, self._api_key)
+        self._leases = Leases(run.leases)
+        self._queue = Queue(run)
+        # settings of the present servers
+        self._settings: ServerSettings | None = None
+        self._servers: list[Server] = []
+        self._ending: list[Server] = []
+        # numbers of the replicas that are started again when their processes have ended
+        self._again: set[int] = set()
         self._restarts: Counter[int] = Counter()
-        self._announced: dict[str, Any] | None = None
-        self._last_leased = time.monotonic()
+        self._gpus = GpuLock(run.folder, owner)
+        self._began = 0.0
+        # whether leases have been handed out since the servers began
+        self._together = False
+        # a server that is left has no supervisor any more: what it writes is read by nobody
+        for folder in run.servers.iterdir():
+            self._withdraw(folder.name, "its supervisor was killed")
 
-    def run(self) -> None:
-        """Serve until no client needs a server; write a failure into the state for the clients."""
-        try:
-            write_key_config(self._state.key_config, self._api_key)
-            for index in range(self._settings.replicas):
-                self._start(index)
-            while True:
-                self._tick()
-        except Unwanted:
-            pass
-        except ServerFailed as failure:
-            self._record(failure)
-        finally:
-            self._state.address.unlink(missing_ok=True)
+    @property
+    def is_needed(self) -> bool:
+        """Whether a server is there, or a lease waits for one."""
+        return bool(self._leases.waiting() or self._servers or self._ending)
 
-    def _start(self, index: int) -> None:
-        try:
-            server = LocalServer(
-                self._settings,
-                replica=index,
-                key_config=self._state.key_config,
-                environment=gpus_of(self._settings, index),
-                held=(self._tree_lock,),
-            )
-        except UserError as error:
-            raise ServerFailed(str(error), lasting=True) from error
-        self._replicas[index] = Replica(
-            self._settings, server, api_key=self._api_key, folder=self._state.replica(index)
-        )
+    @property
+    def stop_seconds(self) -> float:
+        """Time that the processes of the servers get to end."""
+        return self._settings.stop_seconds if self._settings else 0.0
 
-    def _record(self, failure: ServerFailed) -> None:
-        """Write why no server is left, for the clients that wait and for those that come later."""
-        Failed(
-            error=with_note(self._without_key(failure), lasting=failure.lasting),
-            lasting=failure.lasting,
-            fingerprint=self._settings.fingerprint,
-            owners=tuple(path.name for path in self._state.owners.iterdir()),
-        ).write(self._state.failed)
+    def tick(self) -> None:
+        """Check leases and servers once, and act on the result."""
+        self._leases.look()
+        self._refuse()
+        self._look()
+        if not self._servers and not self._ending:
+            self._gpus.release()
+            if waiting := self._leases.waiting():
+                self._begin(waiting[0].settings)
+        self._hand_out()
+        self._end_unwanted()
+        self._tell()
 
-    def _tick(self) -> None:
-        """Wait a moment, and check every replica once.
+    def end(self) -> None:
+        """Begin to end all servers."""
+        for server in list(self._servers):
+            self._end(server, _STOPPED)
 
-        Raises:
-            Unwanted: no client needs the servers any more.
-            ServerFailed: a server has failed and no other one is ready.
-        """
-        time.sleep(_POLL_SECONDS)
-        for index, replica in list(self._replicas.items()):
+    def _refuse(self) -> None:
+        """Refuse leases on servers that can never serve, or not beside the present ones."""
+        for lease in self._leases.waiting():
+            settings = lease.settings
+            if failed := read_json(self._run.lasting / settings.fingerprint):
+                lease.refuse(failed["error"])
+            elif settings.launcher == "local" and not lease.process.reaches_loopback:
+                lease.refuse(
+                    "server.launcher: local serves steps of its own machine, found one of another:"
+                    f" {lease.client}; use slurm or external"
+                )
+            elif (
+                self._settings
+                and self._in_use()
+                and settings.kind == self._settings.kind
+                and settings.fingerprint != self._settings.fingerprint
+            ):
+                lease.refuse(
+                    f"{self._run.folder}: a server with other settings runs there for the same run;"
+                    " wait until that is given back"
+                )
+
+    def _begin(self, settings: ServerSettings) -> None:
+        """Start all replicas, once no other server computes on the same GPUs."""
+        if settings.launcher == "local":
             try:
-                replica.tick()
-            except ServerFailed as failure:
-                self._failed(index, failure)
-        for index, replica in list(self._ending.items()):
-            if replica.server.is_gone():
-                self._gone(index)
-        self._announce()
-        if is_held(self._state.lease_lock, fcntl.LOCK_EX):
-            self._last_leased = time.monotonic()
-        idle = time.monotonic() - self._last_leased > self._settings.idle_seconds
-        if idle or not self._owned():
-            self._withdraw_if_unwanted()
+                free = self._gpus.take(settings.state)
+            except UserError as error:
+                self._refuse_all(settings, Failure(str(error)))
+                return
+            if not free:
+                return
+        if settings.launcher == "slurm":
+            # jobs that a killed supervisor has left
+            commands.cancel(commands.queue(self._queue.job_name) or ())
+        self._settings = settings
+        self._restarts.clear()
+        self._again.clear()
+        self._together = False
+        self._began = time.time()
+        for number in range(1 if settings.launcher == "external" else settings.replicas):
+            if failure := self._start(number):
+                self._fail_all(failure)
+                return
 
-    def _failed(self, index: int, failure: ServerFailed) -> None:
-        replica = self._replicas.pop(index)
-        # also if all servers end: the clients of each server read how their server failed
-        write_private(
-            self._state.failures / replica.generation, {"error": self._without_key(failure)}
-        )
-        if not any(other.ready for other in self._replicas.values()):
-            raise failure
+    def _start(self, number: int) -> Failure | None:
+        """Start one replica; return why that is impossible, or None."""
+        settings = self._settings
+        assert settings
+        place = self._run.server(f"{number}-{secrets.token_hex(8)}")
+        place.folder.mkdir(mode=0o700)
+        common = {"number": number, "place": place}
+        try:
+            if settings.launcher == "slurm":
+                server: Server = SlurmServer(
+                    self._run, settings, self._queue, api_key=self._api_key, **common
+                )
+            elif settings.launcher == "external":
+                external = ExternalServer(settings)
+                server = Replica(settings, external, api_key=external.api_key, **common)
+            else:
+                engine = LocalServer(
+                    settings,
+                    replica=number,
+                    key_config=self._run.key_config,
+                    environment=gpus_of(settings, number),
+                    held=self._gpus.held,
+                )
+                server = Replica(settings, engine, api_key=self._api_key, **common)
+        except UserError as error:
+            return Failure(str(error), lasting=isinstance(error, LastingError))
+        self._servers.append(server)
+        return None
+
+    def _look(self) -> None:
+        """Check each server; end, replace and start again what needs it."""
+        for server in list(self._servers):
+            was_ready, was_draining = server.ready, server.draining
+            # the failure of all servers, found at one of them, ends the others
+            if server not in self._servers:
+                continue
+            if failure := server.failure():
+                self._failed(server, failure.without(self._api_key))
+            elif server.draining and not was_draining:
+                _say(str(server))
+                self._replace(server.number)
+            elif server.ready and not was_ready:
+                _say(str(server))
+        for server in [one for one in self._ending if one.is_gone()]:
+            self._ending.remove(server)
+            if server.number in self._again:
+                self._again.remove(server.number)
+                _say(f"replica {server.number} is started again")
+                self._replace(server.number)
+
+    def _replace(self, number: int) -> None:
+        if failure := self._start(number):
+            _say(f"replica {number} is given up: {failure.error}")
+
+    def _failed(self, server: Server, failure: Failure) -> None:
+        _say(f"replica {server.number} has failed: {failure.error}")
+        self._end(server, failure.error)
+        if server.draining:
+            return
+        if not any(other.ready for other in self._servers):
+            # after a server that has served, the leases that wait get another one
+            self._fail_all(failure, refuse=not server.ready or failure.lasting)
+            return
+        assert self._settings
+        self._restarts[server.number] += 1
+        if not failure.lasting and self._restarts[server.number] <= self._settings.restarts:
+            self._again.add(server.number)
+
+    def _fail_all(self, failure: Failure, *, refuse: bool = True) -> None:
+        """End all servers, and perhaps refuse the leases that wait for them."""
+        assert self._settings
+        self._again.clear()
+        for server in list(self._servers):
+            self._end(server, failure.error)
+        if refuse:
+            self._refuse_all(self._settings, failure)
+
+    def _refuse_all(self, settings: ServerSettings, failure: Failure) -> None:
+        error = failure.for_clients()
         if failure.lasting:
-            self._restarts[index] = self._settings.restarts
-        replica.end()
-        self._ending[index] = replica
+            write_private(self._run.lasting / settings.fingerprint, {"error": error})
+        for lease in self._leases.waiting():
+            if lease.settings.fingerprint == settings.fingerprint:
+                lease.refuse(error)
 
-    def _gone(self, index: int) -> None:
-        """Start a failed replica again: its processes have ended, so its GPUs are free."""
-        server = self._ending.pop(index).server
-        if server.lost_its_keeper:
-            raise ServerFailed(
-                f"the process that keeps {server.url} was killed, so what is left of that server"
-                " cannot be told apart"
-            )
-        self._restarts[index] += 1
-        if self._restarts[index] <= self._settings.restarts:
-            print(f"{time.strftime('%F %T')} replica {index} is started again", flush=True)
-            self._start(index)
+    def _end(self, server: Server, why: str) -> None:
+        """Begin to end a server; its clients read why."""
+        self._servers.remove(server)
+        self._ending.append(server)
+        self._withdraw(server.place.generation, why)
+        server.end()
 
-    def _announce(self) -> None:
-        """Write the address of each ready replica for the clients.
+    def _withdraw(self, generation: str, why: str) -> None:
+        place = self._run.server(generation)
+        place.address.unlink(missing_ok=True)
+        place.stop.touch()
+        if not place.failed.exists():
+            leave_error(self._run, place, why)
 
-        The first announcement waits until no replica is starting, because replicas that start
-        together are ready together.
-        """
-        if self._announced is None and not all(
-            replica.ready for replica in self._replicas.values()
+    def _hand_out(self) -> None:
+        """Give each lease that waits for the present servers the least busy one."""
+        settings = self._settings
+        # Replicas of one machine that start together are ready together: the first leases wait for
+        # all of them, or one server would get them all.
+        if not settings or (
+            settings.launcher == "local"
+            and not self._together
+            and not all(server.ready for server in self._servers)
         ):
             return
-        ready = [replica for replica in self._replicas.values() if replica.ready]
-        servers = [
-            {"url": replica.address.url, "generation": replica.generation} for replica in ready
-        ]
-        announced = {
-            "servers": servers,
-            "api_key": self._api_key,
-            "launcher": self._settings.launcher,
+        accepting = [one for one in self._servers if one.ready and not one.draining]
+        self._together = self._together or bool(accepting)
+        for lease in self._leases.waiting():
+            if accepting and lease.settings.fingerprint == settings.fingerprint:
+                server = min(accepting, key=lambda one: self._leases.on(one.place.generation))
+                address = server.address
+                lease.grant(
+                    server.place.generation,
+                    {"url": address.url, "api_key": address.api_key, "server": address.server},
+                )
+
+    def _in_use(self) -> bool:
+        return any(self._leases.on(server.place.generation) for server in self._servers)
+
+    def _end_unwanted(self) -> None:
+        """End servers that are near their time limit, idle, or in the way of another kind."""
+        for server in [one for one in self._servers if one.draining]:
+            if not self._leases.on(server.place.generation):
+                self._end(server, _STOPPED)
+        settings = self._settings
+        if not settings or not self._servers or self._in_use():
+            return
+        waiting = [lease.settings.fingerprint for lease in self._leases.waiting()]
+        if settings.fingerprint in waiting:
+            return
+        # A server job with a long start stays for longer, because a new start would cost as much.
+        starts = [one.start_seconds or 0.0 for one in self._servers]
+        keep = max(starts) if settings.launcher == "slurm" else 0.0
+        idle = time.monotonic() - self._leases.last_there > max(settings.idle_seconds, keep)
+        if waiting or (idle and settings.launcher != "external"):
+            self.end()
+
+    def _tell(self) -> None:
+        """Write the state of the servers for whoever waits."""
+        starting = bool(self._servers) and not any(server.ready for server in self._servers)
+        status = {
+            "servers": "; ".join(map(str, self._servers)) or "earlier servers are ending",
+            "starting": self._began if starting else None,
+            "log": str(self._settings.log_of(0)) if self._settings else "",
         }
-        if announced != self._announced:
-            write_private(self._state.address, announced)
-            self._announced = announced
-
-    def _owned(self) -> bool:
-        return any(Process.parse(path.name).is_alive() for path in self._state.owners.iterdir())
-
-    def _withdraw_if_unwanted(self) -> None:
-        """End the servers if no client needs them.
-
-        The decision is made under the lock that every new lease takes, so that no lease gets the
-        address of a server that is about to end.
-        """
-        with (
-            contextlib.suppress(BlockingIOError),
-            locked(self._state.start_lock, fcntl.LOCK_EX | fcntl.LOCK_NB),
-        ):
-            if not self._owned() or not is_held(self._state.lease_lock, fcntl.LOCK_EX):
-                self._state.address.unlink(missing_ok=True)
-                raise Unwanted
-
-    def _without_key(self, failure: ServerFailed) -> str:
-        return str(failure.without(self._api_key))
+        if status != read_json(self._run.status):
+            write_private(self._run.status, status)
 
 
-def _clear(state: State) -> None:
-    """Remove the key and the owners of servers that have ended.
+def _say(text: str) -> None:
+    print(f"{time.strftime('%F %T')} {text}", flush=True)
 
-    A client that has just joined adds its owner again when it finds these servers gone.
-    """
-    for path in (state.key_config, *state.owners.iterdir()):
-        path.unlink(missing_ok=True)
+
+def serve(run: RunFolder, owner: Process) -> None:
+    """Run a supervisor until nobody needs it or the owner is gone."""
+    supervisor, next_beat = Supervisor(run, owner), 0.0
+    try:
+        while owner.is_alive() and run.folder.exists():
+            if time.monotonic() >= next_beat:
+                next_beat = time.monotonic() + _BEAT_SECONDS
+                beat(run.heartbeat)
+            try:
+                supervisor.tick()
+                if not supervisor.is_needed:
+                    return
+            # a file server may be unavailable for a moment
+            except OSError as error:
+                _say(str(error))
+            time.sleep(_POLL_SECONDS)
+    finally:
+        over = not owner.is_alive()
+        if over:
+            # from now on no error of a server counts, and every other process of the run ends
+            for path in (run.owner, run.heartbeat):
+                path.unlink(missing_ok=True)
+        with contextlib.suppress(UserError, OSError):
+            supervisor.end()
+        end_descendants(supervisor.stop_seconds + _KEEPER_SECONDS)
+        run.key_config.unlink(missing_ok=True)
+        if over:
+            shutil.rmtree(run.folder, ignore_errors=True)
 
 
 def main() -> None:
-    """Run a supervisor for the state folder of the command line."""
-    state, ready = State(Path(sys.argv[1])), int(sys.argv[2])
+    """Run a supervisor for the run folder of the command line."""
     exit_on_term()
     become_subreaper()
-    settings = ServerSettings.from_json(state.settings.read_text())
-    with locked(state.alive_lock, fcntl.LOCK_EX):
-        os.write(ready, b"x")
-        os.close(ready)
-        # waits for processes that a killed supervisor left behind and that are still ending
-        with locked(state.tree_lock, fcntl.LOCK_EX) as tree_lock:
-            try:
-                Supervisor(state, settings, tree_lock=tree_lock).run()
-            finally:
-                # before the lock is released, or the next server would find the GPU in use
-                end_descendants(settings.stop_seconds + _KEEPER_SECONDS)
-                _clear(state)
+    run = RunFolder(Path(sys.argv[1]))
+    owner, _ = run.read_owner()
+    write_private(run.supervisor, dataclasses.asdict(Process.current()))
+    serve(run, owner)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import dataclasses
 import subprocess
+from pathlib import Path
 from typing import Any
 
 from lease_harness import Playground
@@ -37,6 +38,9 @@ class Cluster:
     """Playground whose servers are Slurm jobs in partition gpu, its other jobs in partition cpu."""
 
     play: Playground
+
+    def __post_init__(self) -> None:
+        self.play.first = Path(__file__).with_name("elsewhere")
 
     def settings(
         self,

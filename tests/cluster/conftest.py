@@ -31,8 +31,10 @@ def slurm() -> Iterator[None]:
 
 
 @pytest.fixture
-def cluster(slurm: None, play: Playground) -> Iterator[Cluster]:
+def cluster(slurm: None, play: Playground, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """Yield a folder that all nodes see, here the same one; leave no job afterwards."""
+    made = Cluster(play)
+    monkeypatch.setenv("PYTHONPATH", play.environment()["PYTHONPATH"])
     subprocess.run(["scontrol", "update", "PartitionName=gpu", "State=UP"], check=True)
-    yield Cluster(play)
+    yield made
     subprocess.run(["scancel", "--user", "root"], check=True)

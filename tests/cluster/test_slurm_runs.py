@@ -25,7 +25,7 @@ def test_two_server_jobs_share_the_shards_and_both_are_cancelled_at_the_end(
     private = [
         path
         for path in (folder, *folder.rglob("*"), *cluster.play.folder.glob("server*.log"))
-        if path.name != "host"
+        if path.name != "stop"
     ]
     assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in private} == {0}
     assert run.wait() == 0, cluster.play.said()
@@ -87,7 +87,7 @@ def test_no_job_is_left_after_snakemake_is_killed(
     assert len(cluster.jobs()) == 3
     # This looks as if the machine of both processes had died.
     if also_the_supervisor:
-        os.kill(find(cluster.play, "slurm.supervisor")[0], signal.SIGKILL)
+        os.kill(find(cluster.play, "server.supervisor")[0], signal.SIGKILL)
     run.kill()
     run.wait()
     eventually(lambda: not cluster.jobs(), within=HEARTBEAT_SECONDS + 10, what="no job is left")

@@ -16,7 +16,7 @@ import jsonschema
 import pytest
 import yaml
 from container_harness import SITE_PACKAGES, traces
-from lease_harness import eventually
+from lease_harness import addresses, eventually
 from spython.main import Client
 from workflow_copy import REPOSITORY
 
@@ -74,7 +74,7 @@ def arguments(
     own = {
         name: value
         for name, value in os.environ.items()
-        if name not in (*STEP_VARIABLES, "DRAFTSTATES_OWNER")
+        if name not in (*STEP_VARIABLES, "DRAFTSTATES_RUN_FOLDER")
     }
     shown = {
         "PYTHONPATH": f"{code}:{SITE_PACKAGES}",
@@ -145,7 +145,7 @@ def finished(
         )
         try:
             eventually(
-                lambda: (results / ".server/address.json").exists() or run.poll() is not None,
+                lambda: addresses(results) or run.poll() is not None,
                 within=600,
                 what="the server is announced",
             )

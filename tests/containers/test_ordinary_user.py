@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 from container_harness import SITE_PACKAGES, traces
-from lease_harness import FILES, Playground, eventually
+from lease_harness import FILES, Playground, addresses, eventually
 from test_container_endings import contained
 from test_container_runs import configuration
 
@@ -73,7 +73,7 @@ def environment(home: Path) -> dict[str, str]:
     own = {
         name: value
         for name, value in os.environ.items()
-        if name not in (*STEP_VARIABLES, "DRAFTSTATES_OWNER")
+        if name not in (*STEP_VARIABLES, "DRAFTSTATES_RUN_FOLDER")
     }
     shown = {
         "PYTHONPATH": f"{home / 'code'}:{SITE_PACKAGES}",
@@ -138,7 +138,7 @@ def test_nothing_is_left_of_a_server_whose_owner_ends(
     owner = subprocess.Popen(command, cwd=folder, env=environment(home), start_new_session=True)
     try:
         eventually(
-            lambda: (folder / "state/address.json").exists() or owner.poll() is not None,
+            lambda: addresses(folder) or owner.poll() is not None,
             within=300,
             what="the server is announced",
         )

@@ -26,7 +26,7 @@ from draftstates.model.digest import capture_spec
 from draftstates.model.folder import ModelFolder
 from draftstates.paths import BUILDING
 from draftstates.server.command import CPU_FLAGS as SERVER_CPU_FLAGS
-from draftstates.server.launchers import free_port
+from draftstates.server.local import free_port
 from draftstates.shards import layout
 from draftstates.spec import CaptureSpec
 from draftstates.verify.parity.check import compare_prompt, sample_prompt

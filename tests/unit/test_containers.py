@@ -22,8 +22,8 @@ from draftstates.containers import (
 )
 from draftstates.errors import UserError
 from draftstates.server.command import on_gpu
-from draftstates.server.starter import have_supervisor_started
-from draftstates.server.state import State
+from draftstates.server.lease import lease
+from draftstates.server.settings import ServerSettings
 
 REPOSITORY = Path(__file__).parents[2]
 # the server's
@@ -194,9 +194,15 @@ def test_a_step_that_sees_no_gpus_is_told_what_the_server_computes_on(
     assert on_gpu(Server()) == (told == "cuda")
 
 
-def test_a_container_without_a_starter_on_the_host_is_told_so(tmp_path: Path) -> None:
-    state = State(tmp_path)
-    state.make_folders()
-    with pytest.raises(UserError, match="no process on the host starts servers"):
-        have_supervisor_started(state)
-    assert not state.wanted.exists()
+def test_a_container_outside_of_a_run_starts_no_server_and_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("APPTAINER_CONTAINER", "/images/tools-0123456789ab.sif")
+    monkeypatch.delenv("DRAFTSTATES_RUN_FOLDER", raising=False)
+    settings = ServerSettings(state=tmp_path, log=tmp_path / "log", command=["server"])
+    with (
+        pytest.raises(UserError, match=r"tools-0123456789ab.sif belongs to no run"),
+        lease(settings),
+    ):
+        pass
+    assert not list(tmp_path.iterdir())

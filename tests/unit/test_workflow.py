@@ -6,10 +6,14 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from captured import parity_of
@@ -17,7 +21,7 @@ from synthetic import plan_with
 
 from draftstates import workflow
 from draftstates.config import Configuration, load, resolve
-from draftstates.errors import UserError
+from draftstates.errors import UserError, run_command
 from draftstates.paths import Results
 
 PARTS = (".safetensors", ".recaptures.safetensors", ".receipts.json")
@@ -240,7 +244,6 @@ def test_commands_find_the_scripts_and_the_imported_package_first(
         monkeypatch.setenv(name, "")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/other", str(workflow.PACKAGE.parent)]))
     monkeypatch.setenv("PATH", "/bin")
-    monkeypatch.setattr(workflow, "adopt_ownership", lambda: None)
     workflow.export_environment(config, code=tmp_path, in_containers=False)
     assert os.environ["DRAFTSTATES_SCRIPTS"] == str(tmp_path / "scripts")
     assert os.environ["PYTHONPATH"].split(os.pathsep) == [str(workflow.PACKAGE.parent), "/other"]
@@ -468,3 +471,60 @@ def test_a_long_prompt_takes_longer(tmp_path: Path) -> None:
         (model / "config.json").write_text(json.dumps(config))
         seconds.append(workflow.parity_seconds(parity_config(tmp_path)))
     assert seconds[1] > 3 * seconds[0]
+
+
+@pytest.fixture
+def own_signals() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+class Scheduler:
+    """What Snakemake's scheduler does about TERM and failed jobs."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.ending = threading.Event()
+        self.restarted: list[str] = []
+
+    def exit_gracefully(self) -> None:
+        with self.lock:
+            self.ending.set()
+
+    def _handle_error(self, job: SimpleNamespace, postprocess_job: bool = True) -> None:
+        if job.restart_times > job.attempt - 1:
+            self.restarted.append(job.name)
+
+
+def test_term_ends_a_scheduler_whose_main_thread_holds_its_lock(own_signals: None) -> None:
+    scheduler = Scheduler()
+    workflow.heed_signals(scheduler)
+    with scheduler.lock:
+        # in a handler that takes the lock, this thread would wait for itself
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.05)
+        assert not scheduler.ending.is_set()
+    assert scheduler.ending.wait(10)
+
+
+def test_a_job_is_tried_again_unless_its_log_says_that_it_would_end_as_before(
+    tmp_path: Path,
+) -> None:
+    scheduler = Scheduler()
+    workflow.retry_what_may_pass(scheduler)
+
+    def bad_data() -> None:
+        raise UserError("data.jsonl: row 3: expected messages")
+
+    with pytest.raises(SystemExit) as ended:
+        run_command(bad_data, lasting=True)
+    for name, text in {"bad": ended.value.code, "killed": "reading", "gone": None}.items():
+        log = tmp_path / f"{name}.log"
+        if text is not None:
+            log.write_text(f"{text}\n")
+        job = SimpleNamespace(name=name, log=[str(log)], attempt=1, restart_times=2)
+        scheduler._handle_error(job, postprocess_job=False)
+    assert scheduler.restarted == ["killed", "gone"]

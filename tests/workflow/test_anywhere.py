@@ -110,7 +110,7 @@ def config(source: Workspace) -> dict:
 
 def outside() -> dict[str, str]:
     """Return the environment without the variables that make this checkout's package importable."""
-    left_out = ("PYTHONPATH", "DRAFTSTATES_OWNER", "DRAFTSTATES_SCRIPTS")
+    left_out = ("PYTHONPATH", "DRAFTSTATES_RUN_FOLDER", "DRAFTSTATES_SCRIPTS")
     return {name: value for name, value in os.environ.items() if name not in left_out}
 
 

@@ -191,3 +191,28 @@ def test_files_dated_in_the_future_are_named_with_the_remedy_also_in_a_dry_run(
     subprocess.run(found[1], shell=True, check=True, cwd=workspace.folder)
     made = workspace.run()
     assert (made.jobs("tokenise"), made.extracted) == (1, 0)
+
+
+# Source `one` has bad data; the job of source `two` is killed.
+LASTS_OR_IS_KILLED = """
+import os, signal, sys
+from draftstates.errors import UserError, run_command
+
+def main():
+    if "two" in sys.argv:
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise UserError("one.jsonl: row 3: planted")
+
+run_command(main, lasting=True)
+"""
+
+
+def test_a_step_whose_error_would_come_back_is_not_tried_again_and_a_killed_one_is(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    workspace = make_workspace(tmp_path / "work", tiny_model, standins=True)
+    (workspace.folder / "scripts/tokenise.py").write_text(LASTS_OR_IS_KILLED)
+    said = workspace.snakemake("--retries", "2", "results/plan.json").stdout
+    tried = re.findall(r"^rule tokenise:\n(?:    .*\n)*?    wildcards: source=(\w+)", said, re.M)
+    assert sorted(tried) == ["one", "two", "two", "two"], said
+    assert "row 3: planted" in said

@@ -1,19 +1,18 @@
 """The address that a lease gives: private, tested, and known to work; else an error says why."""
 
 import dataclasses
-import os
 import stat
 import sys
 import urllib.error
 from pathlib import Path
 
 import pytest
-from lease_harness import Playground, ask, ended
+from lease_harness import Playground, addresses, ask, ended
 from pydantic import ValidationError
 
 from draftstates.errors import UserError
 from draftstates.server.lease import lease
-from draftstates.server.processes import Process
+from draftstates.server.run import RUN_FOLDER_VARIABLE
 from draftstates.server.settings import ServerSettings
 
 SELFTEST = [sys.executable, "-c"]
@@ -28,8 +27,12 @@ def test_the_address_file_and_the_logs_are_private_and_the_key_is_on_no_command_
 ) -> None:
     with lease(play.settings()) as address:
         assert address.api_key
-        for name in ("state/address.json", "state/key.yaml", "server.log"):
-            assert stat.S_IMODE((play.folder / name).stat().st_mode) == 0o600, name
+        (run,) = play.folder.glob("state/run-*")
+        private = [play.folder / "server.log", *(path for path in run.rglob("*") if path.is_file())]
+        assert {"key.yaml", "address.json"} <= {path.name for path in private}
+        assert stat.S_IMODE(run.stat().st_mode) == 0o700
+        for path in private:
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600 or path.name == "stop", path
         assert not [line for line in play.survivors() if address.api_key in line]
         with pytest.raises(urllib.error.HTTPError, match="401"):
             ask(address.url, "another key")
@@ -48,12 +51,13 @@ def test_a_server_that_fails_its_selftest_is_given_to_nobody(play: Playground) -
         lease(settings),
     ):
         pass
-    assert not (play.folder / "state/address.json").exists()
+    assert not addresses(play.folder)
     ended(play)
 
 
 def test_the_selftest_gets_the_address_before_anyone_else(play: Playground) -> None:
-    unannounced = f"import os; assert not os.path.exists('{play.folder}/state/address.json');"
+    announced = f"{play.folder}/state/run-*/servers/*/address.json"
+    unannounced = f"import glob; assert not glob.glob('{announced}');"
     code = (
         f"import sys; {unannounced} {READ_ADDRESS} open('{play.folder}/tested', 'a').write(a.url)"
     )
@@ -61,7 +65,9 @@ def test_the_selftest_gets_the_address_before_anyone_else(play: Playground) -> N
         assert (play.folder / "tested").read_text() == address.url
 
 
-def test_an_external_server_is_tested_once_an_owner(play: Playground) -> None:
+def test_an_external_server_is_tested_once_a_run(
+    play: Playground, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with lease(play.settings()) as address:
         (play.folder / "key").write_text(f"{address.api_key}\n")
         code = f"import sys; {READ_ADDRESS} open('{play.folder}/tested', 'a').write(a.api_key)"
@@ -72,15 +78,19 @@ def test_an_external_server_is_tested_once_an_owner(play: Playground) -> None:
             state=play.folder / "external",
             selftest=[*SELFTEST, code, "{address}"],
         )
+        # a run of its own, beside the one that started the server
+        monkeypatch.delenv(RUN_FOLDER_VARIABLE)
         for _ in range(2):
             with lease(settings) as external:
                 assert external == dataclasses.replace(address, launcher="external")
         assert (play.folder / "tested").read_text() == address.api_key
-        with lease(settings, owner=Process.of(os.getppid())):
+        monkeypatch.delenv(RUN_FOLDER_VARIABLE)
+        with lease(settings):
             assert (play.folder / "tested").read_text() == 2 * str(address.api_key)
         refused = settings.model_copy(
             update={"selftest": [*SELFTEST, "import sys; sys.exit('no plug-in')"]}
         )
+        monkeypatch.delenv(RUN_FOLDER_VARIABLE)
         with pytest.raises(UserError, match="no plug-in"), lease(refused):
             pass
 

@@ -13,7 +13,7 @@ from lease_harness import Playground, ask, ended, eventually
 
 from draftstates.errors import UserError
 from draftstates.server.lease import lease
-from draftstates.server.processes import Process
+from draftstates.server.run import RUN_FOLDER_VARIABLE
 from draftstates.server.settings import ServerSettings
 
 REFUSED = "Traceback (most recent call last):\nValueError: Unsupported architectures: ['Nope']"
@@ -21,15 +21,15 @@ NO_MEMORY = "Traceback (most recent call last):\ntorch.OutOfMemoryError: CUDA ou
 NOTE = "no second attempt is made in this run"
 
 
-def failure(settings: ServerSettings, *, owner: Process | None = None) -> str:
-    with pytest.raises(UserError) as refused, lease(settings, owner=owner):
+def failure(settings: ServerSettings) -> str:
+    with pytest.raises(UserError) as refused, lease(settings):
         pass
     return str(refused.value)
 
 
 @pytest.mark.parametrize("end_with", ["1", str(-signal.SIGKILL)])
 def test_an_engine_that_refuses_the_model_is_started_once_in_a_run(
-    play: Playground, end_with: str
+    play: Playground, monkeypatch: pytest.MonkeyPatch, end_with: str
 ) -> None:
     settings = play.settings("--last-words", REFUSED, f"--end-with={end_with}", restarts=3)
     first = failure(settings)
@@ -39,7 +39,8 @@ def test_an_engine_that_refuses_the_model_is_started_once_in_a_run(
     assert [failure(settings) for _ in range(2)] == [first, first]
     assert len(play.starts()) == 1
     # whoever runs again may have mended the model
-    assert "Unsupported architectures" in failure(settings, owner=Process.of(os.getppid()))
+    monkeypatch.delenv(RUN_FOLDER_VARIABLE)
+    assert "Unsupported architectures" in failure(settings)
     assert len(play.starts()) == 2
     ended(play)
     with lease(play.settings()):
@@ -70,7 +71,7 @@ def test_every_waiting_job_of_a_run_gets_the_error_of_the_one_start(play: Playgr
 
 @pytest.mark.parametrize("launcher", ["local", "external"])
 def test_a_refusal_of_the_selftest_lasts_and_another_failure_of_it_does_not(
-    play: Playground, launcher: str
+    play: Playground, monkeypatch: pytest.MonkeyPatch, launcher: str
 ) -> None:
     tested = play.folder / "tested"
     code = f"import sys; open('{tested}', 'a').write('x'); print('the rows differ'); sys.exit({{}})"
@@ -83,6 +84,8 @@ def test_a_refusal_of_the_selftest_lasts_and_another_failure_of_it_does_not(
             log=play.folder / "other.log",
         )
         for status, tests in ((2, 1), (1, 3)):
+            # each in a run of its own
+            monkeypatch.delenv(RUN_FOLDER_VARIABLE)
             tried = settings.model_copy(
                 update={
                     "selftest": [sys.executable, "-c", code.format(status)],

@@ -1,7 +1,6 @@
 """The processes of a lease: their information, their ends, and what they share."""
 
 import dataclasses
-import fcntl
 import os
 import signal
 import subprocess
@@ -14,11 +13,10 @@ import pytest
 from lease_harness import Playground, announced, ask, ended, eventually, find
 
 from draftstates.errors import UserError
-from draftstates.files import is_held
 from draftstates.server.lease import lease
-from draftstates.server.processes import OWNER_VARIABLE, Process, adopt_ownership
+from draftstates.server.processes import Process
+from draftstates.server.run import RUN_FOLDER_VARIABLE, is_over, present_run, start_run
 from draftstates.server.settings import ServerSettings
-from draftstates.server.state import State
 
 
 def client_with_owner(
@@ -33,15 +31,14 @@ def client_with_owner(
 
 def test_the_server_ends_when_idle_and_not_while_leased(play: Playground) -> None:
     settings = play.settings("--helpers", "2", idle_seconds=0.5)
-    state = State(settings.state)
     with lease(settings) as address:
         time.sleep(1.5)
         ask(address.url, address.api_key)
         assert len(find(play, "time.sleep(600)")) == 2
-        assert state.key_config.exists()
+        assert len(list(settings.state.glob("run-*/key.yaml"))) == 1
     ended(play, within=5)
-    assert not state.key_config.exists()
-    assert list(state.owners.iterdir()) == []
+    assert not list(settings.state.glob("run-*/key.yaml"))
+    assert not list(settings.state.glob("run-*/leases/*"))
 
 
 def test_a_second_lease_within_the_idle_time_finds_the_same_server(play: Playground) -> None:
@@ -68,7 +65,7 @@ def test_no_descriptor_of_client_or_supervisor_reaches_the_server(play: Playgrou
                 for path in Path(f"/proc/{supervisor}/fd").iterdir()
                 if path.is_symlink()
             ]
-            assert not [link for link in links if "lease.lock" in link or link == pipe]
+            assert pipe not in links
     finally:
         os.close(read)
         os.close(write)
@@ -100,11 +97,12 @@ def test_after_a_killed_supervisor_the_next_server_waits_for_the_old_one_to_end(
 ) -> None:
     settings = play.settings("--stubborn")
     with lease(settings):
-        os.kill(find(play, "draftstates.server.supervisor")[0], signal.SIGKILL)
-        # The kernel frees a process's memory, by which it is found, before its locks.
-        alive = State(settings.state).alive_lock
+        supervisor = find(play, "draftstates.server.supervisor")[0]
+        os.kill(supervisor, signal.SIGKILL)
         eventually(
-            lambda: not is_held(alive, fcntl.LOCK_SH), within=5, what="the supervisor is gone"
+            lambda: supervisor not in find(play, "draftstates.server.supervisor"),
+            within=5,
+            what="the supervisor is gone",
         )
     with lease(settings):
         # One server and its keeper.
@@ -163,37 +161,23 @@ def test_a_process_that_got_an_owners_number_later_is_not_the_owner(play: Playgr
     assert not dataclasses.replace(current, started=current.started - 1).is_alive()
 
 
-def test_a_lease_for_an_owner_that_is_gone_is_refused(
-    play: Playground, monkeypatch: pytest.MonkeyPatch
+def test_a_lease_for_a_run_that_is_over_is_refused_and_a_new_snakemake_begins_another(
+    play: Playground,
 ) -> None:
-    monkeypatch.setenv(OWNER_VARIABLE, "1:1")
+    owner = subprocess.Popen(["sleep", "600"])
+    run = start_run(play.folder / "state", owner=Process.of(owner.pid))
+    assert present_run()
+    # The test does not wait for the process: it stays as a zombie, which counts as dead.
+    owner.kill()
+    eventually(lambda: is_over(run), within=5, what="the owner is gone")
     with (
-        pytest.raises(UserError, match="the process 1:1 that DRAFTSTATES_OWNER names is gone"),
+        pytest.raises(UserError, match="the run that DRAFTSTATES_RUN_FOLDER names is over"),
         lease(play.settings()),
     ):
         pass
-    adopt_ownership()
-    assert os.environ[OWNER_VARIABLE] == str(Process.current())
-
-
-def test_a_living_owner_is_kept_by_the_processes_below_it(
-    play: Playground, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parent = str(Process.of(os.getppid()))
-    monkeypatch.setenv(OWNER_VARIABLE, parent)
-    adopt_ownership()
-    assert os.environ[OWNER_VARIABLE] == parent
-
-
-def test_a_malformed_owner_is_named(play: Playground, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(OWNER_VARIABLE, "twelve")
-    with (
-        pytest.raises(
-            UserError, match="DRAFTSTATES_OWNER must be <pid>:<start time>, found 'twelve'"
-        ),
-        lease(play.settings()),
-    ):
-        pass
+    owner.wait()
+    assert start_run(play.folder / "state").folder.exists()
+    assert not run.folder.exists(), "nobody else removes what a dead run has left"
 
 
 def test_a_server_with_other_settings_is_not_shared(play: Playground) -> None:
@@ -203,6 +187,28 @@ def test_a_server_with_other_settings_is_not_shared(play: Playground) -> None:
         lease(play.settings("--delay", "0.1")),
     ):
         pass
+
+
+def test_a_server_of_another_run_in_the_same_folder_is_named_and_not_shared(
+    play: Playground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lease(play.settings()):
+        monkeypatch.delenv(RUN_FOLDER_VARIABLE)
+        with (
+            pytest.raises(UserError, match="a server of another run works there, that of process"),
+            lease(play.settings()),
+        ):
+            pass
+    assert len(play.starts()) == 1
+
+
+def test_a_server_of_the_other_kind_ends_before_this_one_starts(play: Playground) -> None:
+    with lease(play.settings("--stubborn", "--helpers", "1", stop_seconds=1.0)) as captures:
+        pass
+    with lease(play.settings("--delay", "0.1", kind="generate")) as answers:
+        assert answers.url != captures.url
+        assert not find(play, "stub_server.py", "--stubborn")
+        assert len(play.starts()) == 2
 
 
 def test_a_server_with_other_settings_that_a_dead_run_has_left_is_replaced(
@@ -243,7 +249,7 @@ def test_a_command_that_does_not_exist_is_named(play: Playground) -> None:
 def test_a_held_server_stays_until_interrupted_and_its_death_is_told(play: Playground) -> None:
     (play.folder / "settings.json").write_text(play.settings(idle_seconds=0.5).to_json())
     code = (
-        "from draftstates.server.hold import hold; from draftstates.server.settings import"
+        "from draftstates.server.lease import hold; from draftstates.server.settings import"
         " ServerSettings; from draftstates.errors import run_command;"
     )
     code += "run_command(lambda: hold(ServerSettings.from_json(open('settings.json').read())))"

@@ -5,12 +5,11 @@ nothing.
 """
 
 import contextlib
-import json
 import os
 import signal
 
 import pytest
-from lease_harness import Playground, asked, ended, eventually
+from lease_harness import Playground, addresses, asked, ended, eventually
 
 from draftstates.errors import UserError
 from draftstates.server.lease import lease
@@ -72,9 +71,7 @@ def test_a_replica_that_keeps_dying_is_given_up_and_the_others_go_on(play: Playg
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         eventually(
-            lambda: (
-                len(json.loads((play.folder / "state/address.json").read_text())["servers"]) == 1
-            ),
+            lambda: len(addresses(play.folder)) == 1,
             within=5,
             what="one left",
         )

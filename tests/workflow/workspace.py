@@ -53,7 +53,7 @@ class Workspace:
         (self.folder / "config.yaml").write_text(yaml.safe_dump(self.config))
         # The folder has a copy of the package, which a test may edit.
         environment = {**os.environ, "PYTHONPATH": str(self.folder)}
-        environment.pop("DRAFTSTATES_OWNER", None)
+        environment.pop("DRAFTSTATES_RUN_FOLDER", None)
         command = [sys.executable, "-m", "snakemake", "--cores", str(cores), *flags]
         return {"args": command, "cwd": self.folder, "env": environment}
 

@@ -4,14 +4,20 @@ import dataclasses
 import getpass
 import os
 import re
+import shlex
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from draftstates.errors import UserError
+from draftstates.errors import LastingError, UserError
 
 # a busy controller answers late
 _SECONDS = 60.0
+# what Slurm may accept later
+_PASSING = re.compile(
+    r"no answer|unable to contact|timed? ?out|temporar|connection|socket|limit|try again",
+    re.IGNORECASE,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,48 +45,26 @@ def submit(arguments: list[str], *, name: str, log: Path, command: list[str]) ->
         command: argv that the job runs.
 
     Raises:
-        UserError: Slurm refuses the job; the message has Slurm's own text.
+        LastingError: Slurm refuses the job, as it would refuse it a second time; the message has
+            Slurm's own text.
+        UserError: Slurm may accept the job later.
     """
-    script = (
-        "#!/bin/bash\nexec "
-        + " ".join("'" + word.replace("'", "'\\''") + "'" for word in command)
-        + "\n"
-    )
+    script = f"#!/bin/bash\nexec {shlex.join(command)}\n"
+    fixed = ["--parsable", "--job-name", name, "--output", str(log), "--open-mode=append"]
     # a requeued job would come back under the name of a server that is known to have failed
-    fixed = [
-        "--parsable",
-        "--job-name",
-        name,
-        "--output",
-        str(log),
-        "--open-mode=append",
-        "--no-requeue",
-        "--nodes=1",
-        "--ntasks=1",
-    ]
+    fixed += ["--no-requeue", "--nodes=1", "--ntasks=1"]
     done = _run(["sbatch", *fixed, *arguments], text=script)
     if done.returncode:
-        raise UserError(
-            f"sbatch {' '.join(arguments)} failed:"
-            f" {done.stderr.strip() or f'status {done.returncode}'}"
-        )
+        said = done.stderr.strip() or f"status {done.returncode}"
+        kind = UserError if _PASSING.search(said) else LastingError
+        raise kind(f"sbatch {' '.join(arguments)} failed: {said}")
     return done.stdout.strip().split(";")[0]
 
 
 def queue(name: str) -> dict[str, QueueEntry] | None:
     """Return the present jobs of that name by id, or None if Slurm does not answer."""
-    done = _run(
-        [
-            "squeue",
-            "--noheader",
-            "--user",
-            getpass.getuser(),
-            "--name",
-            name,
-            "--format",
-            "%i|%T|%r|%L",
-        ]
-    )
+    mine = ["--user", getpass.getuser(), "--name", name]
+    done = _run(["squeue", "--noheader", *mine, "--format", "%i|%T|%r|%L"])
     if done.returncode:
         return None
     entries = {}
@@ -123,7 +107,7 @@ def _run(command: list[str], *, text: str = "") -> "subprocess.CompletedProcess[
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 1, "", f"no answer within {_SECONDS:g} s")
     except OSError as error:
-        raise UserError(
+        raise LastingError(
             f"{command[0]} cannot be started on this machine: {error.strerror}; server.launcher"
             " slurm needs it"
         ) from error

@@ -3,10 +3,10 @@
 Command: `python -m draftstates.server.slurm.job RUN_FOLDER GENERATION REPLICA`.
 
 The process starts the server on its node, runs the self-test, and announces the server. It ends
-when the server ends, when it gets TERM, and when the heartbeat of the run stops.
+when the server ends, when it gets TERM, when its supervisor gives it up, and when the heartbeat of
+the run stops.
 """
 
-import contextlib
 import os
 import socket
 import sys
@@ -14,91 +14,86 @@ import time
 from pathlib import Path
 
 from draftstates.errors import UserError
-from draftstates.files import write_private
 from draftstates.server.address import read_key_config
-from draftstates.server.launchers import LocalServer
+from draftstates.server.folder import Pulse, RunFolder, ServerFolder, leave_error
+from draftstates.server.lasting import Failure
+from draftstates.server.local import LocalServer
 from draftstates.server.processes import become_subreaper, end_descendants, exit_on_term
-from draftstates.server.replica import Replica, ServerFailed
+from draftstates.server.replica import Replica
 from draftstates.server.settings import ServerSettings
-from draftstates.server.slurm.folder import Pulse, RunFolder, ServerFolder
 from draftstates.server.slurm.network import own_address
 
 _POLL_SECONDS = 0.5
 
 
-def serve(run: RunFolder, settings: ServerSettings, *, generation: str, index: int) -> None:
-    """Start the server and watch it until the run is gone.
+def serve(
+    run: RunFolder, settings: ServerSettings, *, place: ServerFolder, number: int
+) -> Failure | None:
+    """Start the server and watch it until the run is gone or needs it no more.
 
     Args:
         run: the run folder.
         settings: settings of the server.
-        generation: identifies the server in the run folder.
-        index: number of the replica, counted from 0.
+        place: folder of the server in the run folder.
+        number: number of the replica, counted from 0.
+
+    Returns:
+        Why the server died, was not ready in time, or failed its self-test; else None.
 
     Raises:
-        ServerFailed: the server died, was not ready in time, or failed its self-test.
+        FileNotFoundError: the run is gone.
         UserError: the server cannot be bound to an address of this node.
     """
-    pulse, place = Pulse(run.heartbeat), run.server(generation)
-    host = own_address(interface=settings.slurm.interface, peer=run.host.read_text())
-    server = LocalServer(settings, replica=index, key_config=run.key_config, host=host)
-    print(
-        f"{time.strftime('%F %T')} server at {server.url} on {socket.gethostname()}, log"
-        f" {server.log}",
-        flush=True,
-    )
+    if place.stop.exists():
+        return None
+    owner, peer = run.read_owner()
+    pulse = Pulse(owner, run.heartbeat)
+    host = own_address(interface=settings.slurm.interface, peer=peer)
+    # the key of this run's supervisor at the start: one that replaces it ends this server
     api_key = read_key_config(run.key_config)
-    replica = Replica(settings, server, api_key=api_key, folder=place.folder)
-    while pulse.silence() <= settings.slurm.heartbeat_seconds:
-        try:
-            replica.tick()
-        except ServerFailed as failure:
-            raise failure.without(api_key) from None
-        if replica.ready and not place.address.exists():
-            write_private(
-                place.address, {"url": server.url, "start_seconds": replica.start_seconds}
-            )
+    server = LocalServer(settings, replica=number, key_config=run.key_config, host=host)
+    say(f"server at {server.url} on {socket.gethostname()}, log {server.log}")
+    replica = Replica(settings, server, api_key=api_key, number=number, place=place)
+    while not place.stop.exists() and not pulse.has_stopped(settings.slurm.heartbeat_seconds):
+        if failure := replica.failure():
+            return failure.without(api_key)
         time.sleep(_POLL_SECONDS)
-    print(f"{time.strftime('%F %T')} the run that this server worked for is gone", flush=True)
+    say("the run that this server worked for is gone, or needs it no more")
+    return None
 
 
 def main() -> None:
     """Run the server job of the command line, and leave an error in the run folder if it fails."""
-    run, generation, index = RunFolder(Path(sys.argv[1])), sys.argv[2], int(sys.argv[3])
+    run, generation, number = RunFolder(Path(sys.argv[1])), sys.argv[2], int(sys.argv[3])
     exit_on_term()
     become_subreaper()
     place, stop_seconds = run.server(generation), 0.0
     job = f"server job {os.environ.get('SLURM_JOB_ID')} on {socket.gethostname()}"
+    error, lasting = "", False
     try:
-        settings = ServerSettings.from_json(run.settings.read_text())
+        settings = ServerSettings.from_json(place.settings.read_text())
         stop_seconds = settings.stop_seconds
-        serve(run, settings, generation=generation, index=index)
-    except (ServerFailed, UserError) as failure:
-        lasting = isinstance(failure, ServerFailed) and failure.lasting
-        leave_error(run, place, f"{job}: {failure}", lasting=lasting)
+        if failure := serve(run, settings, place=place, number=number):
+            error, lasting = f"{job}: {failure.error}", failure.lasting
+    except UserError as fault:
+        error = f"{job}: {fault}"
     # the job waited in the queue for longer than its run lasted
-    except FileNotFoundError as error:
-        print(f"{error.filename} is gone, and with it the run that this server was for", flush=True)
+    except FileNotFoundError as fault:
+        say(f"{fault.filename} is gone, and with it the run that this server was for")
     except SystemExit:
         if not place.stop.exists():
-            leave_error(
-                run,
-                place,
-                f"{job} was told to end by Slurm: cancelled, preempted or at its time limit",
-            )
+            error = f"{job} was told to end by Slurm: cancelled, preempted or at its time limit"
         raise
     finally:
+        if error:
+            say(error)
+            leave_error(run, place, error, lasting=lasting)
         end_descendants(stop_seconds)
 
 
-def leave_error(run: RunFolder, place: ServerFolder, error: str, *, lasting: bool = False) -> None:
-    """Print an error, and write it for the supervisor and the clients."""
-    print(f"{time.strftime('%F %T')} {error}", flush=True)
-    # A run that ends removes its heartbeat first, then cancels its servers and removes the folder.
-    # From then on nobody would read the error.
-    if run.heartbeat.exists():
-        with contextlib.suppress(FileNotFoundError):
-            write_private(place.failed, {"error": error, "lasting": lasting})
+def say(text: str) -> None:
+    """Print a line of the job's log."""
+    print(f"{time.strftime('%F %T')} {text}", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import threading
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ from draftstates.extract.progress import Running
 from draftstates.report import terminal
 from draftstates.report.status import look
 from draftstates.report.terminal import Watch, capture_line, say_each_minute
-from draftstates.server.state import State
+from draftstates.server.folder import RunFolder
 
 SHARDS = [digit * 32 for digit in "abcd"]
 
@@ -38,11 +37,11 @@ def work(results: Path, shard_id: str, done: int, *, server: str = "http://a:1")
     (folder / "progress.json").write_text(json.dumps(entry.__dict__))
 
 
-def start_server(state: State, since: float) -> None:
-    state.make_folders()
-    (state.owners / "1:2").touch()
-    state.pid.write_text("7")
-    os.utime(state.pid, (since, since))
+def tell(run: RunFolder, since: float | None) -> None:
+    """Write what a supervisor does of a server that starts since then, or of one that is ready."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    status = {"servers": "job 7 is PENDING (Priority)", "starting": since, "log": "server.log"}
+    run.status.write_text(json.dumps(status))
 
 
 def test_one_line_for_all_shards_has_rate_and_time_left(results: Path) -> None:
@@ -62,7 +61,7 @@ def test_one_line_for_all_shards_has_rate_and_time_left(results: Path) -> None:
 
 
 def test_a_line_a_minute_and_none_twice(results: Path) -> None:
-    seen = Watch(results, State(results / ".server"))
+    seen = Watch(results, RunFolder(results / ".server/run-1"))
     assert seen.line(0) is None, "nothing is in work"
     work(results, SHARDS[0], 20)
     first = seen.line(1)
@@ -76,33 +75,27 @@ def test_a_line_a_minute_and_none_twice(results: Path) -> None:
 
 
 def test_the_start_of_a_server_is_said_at_once_and_each_minute(results: Path) -> None:
-    state = State(results / ".server")
-    seen = Watch(results, state)
-    start_server(state, since=1000)
+    run = RunFolder(results / ".server/run-1")
+    seen = Watch(results, run)
+    tell(run, 1000)
     assert seen.line(1003) == (
-        "server: starting for 3.0 s, then it tests itself; its log:"
-        f" {results / '.server' / 'server.log'}"
+        "server: starting for 3.0 s; job 7 is PENDING (Priority); its log: server.log"
     )
     assert seen.line(1030) is None
     assert (seen.line(1070) or "").startswith("server: starting for 1 min 10 s")
-    state.address.write_text("{}")
+    tell(run, None)
     work(results, SHARDS[0], 20)
     assert (seen.line(1072) or "").startswith("capture: ")
 
 
-@pytest.mark.parametrize("how", ["failed", "ended"])
-def test_a_server_that_has_failed_or_ended_is_not_starting(results: Path, how: str) -> None:
-    state = State(results / ".server")
-    start_server(state, since=1000)
-    if how == "failed":
-        state.failed.write_text("{}")
-    else:
-        (state.owners / "1:2").unlink()
-    assert Watch(results, state).line(1003) is None
+def test_a_server_that_is_ready_or_has_ended_is_not_starting(results: Path) -> None:
+    run = RunFolder(results / ".server/run-1")
+    tell(run, None)
+    assert Watch(results, run).line(1003) is None
 
 
 def test_a_run_without_a_plan_or_a_server_says_nothing(tmp_path: Path) -> None:
-    assert Watch(tmp_path, State(tmp_path / ".server")).line(1) is None
+    assert Watch(tmp_path, RunFolder(tmp_path / ".server/run-1")).line(1) is None
 
 
 def test_the_lines_come_from_a_thread(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +104,7 @@ def test_the_lines_come_from_a_thread(results: Path, monkeypatch: pytest.MonkeyP
     said: list[str] = []
     heard = threading.Event()
     say_each_minute(
-        results, State(results / ".server"), lambda line: (said.append(line), heard.set())
+        results, RunFolder(results / ".server/run-1"), lambda line: (said.append(line), heard.set())
     )
     assert heard.wait(10)
     time.sleep(0.2)

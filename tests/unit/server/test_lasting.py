@@ -1,12 +1,11 @@
 """Which ends of an engine come back at every start, and for whom a record of one counts."""
 
 import signal
-from pathlib import Path
 
 import pytest
 
 from draftstates.errors import LASTING_STATUS, LastingError, UserError, run_command
-from draftstates.server.lasting import Failed, refused_by_engine, with_note
+from draftstates.server.lasting import Failure, refused_by_engine
 
 USAGE = "usage: launch_server.py [-h]\nlaunch_server.py: error: unrecognized arguments: --nope"
 RAISED = """\
@@ -71,26 +70,10 @@ def test_words_of_a_setting_are_no_error() -> None:
     assert refused_by_engine(1, settings + RAISED.format(MISSING))
 
 
-def test_a_record_counts_for_the_same_server_and_run_alone(tmp_path: Path) -> None:
-    path = tmp_path / "failed.json"
-    assert Failed.read(path) is None
-    path.write_text('{"error": "of an earlier version"}')
-    assert Failed.read(path) is None
-    kept = Failed(error="refused", lasting=True, fingerprint="a", owners=("1:1", "2:2"))
-    kept.write(path)
-    assert Failed.read(path) == kept
-    with pytest.raises(UserError, match="refused"):
-        kept.refuse(fingerprint="a", owner="2:2")
-    kept.refuse(fingerprint="b", owner="2:2")
-    kept.refuse(fingerprint="a", owner="3:3")
-    Failed(error="killed", lasting=False, fingerprint="a", owners=("1:1",)).refuse(
-        fingerprint="a", owner="1:1"
-    )
-
-
 def test_only_a_lasting_error_says_that_no_second_attempt_is_made() -> None:
-    assert with_note("killed", lasting=False) == "killed"
-    assert with_note("refused", lasting=True).startswith("refused\nno second attempt is made")
+    assert Failure("killed").for_clients() == "killed"
+    refused = Failure("refused by s3cret", lasting=True).without("s3cret")
+    assert refused.for_clients().startswith("refused by <api key>\nno second attempt is made")
 
 
 def test_a_command_says_by_its_status_that_its_fault_lasts(

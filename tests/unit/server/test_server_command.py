@@ -9,7 +9,7 @@ from synthetic import capture_spec
 
 from draftstates.capture.settings import ENVIRONMENT
 from draftstates.config import Configuration, resolve
-from draftstates.server.command import server_settings, sglang_command
+from draftstates.server.command import generate_settings, server_settings, sglang_command
 
 SPEC = capture_spec()
 
@@ -54,3 +54,29 @@ def test_what_the_key_names_reaches_the_server_and_what_the_workflow_sets_stays(
     assert settings.env["NCCL_DEBUG"] == "INFO"
     assert settings.env["HF_HUB_OFFLINE"] == "1"
     assert json.loads(settings.env[ENVIRONMENT])["spec"]["engine_args"] == [*spec.engine_args]
+
+
+def test_a_server_that_answers_has_the_models_flags_and_nothing_of_the_capture() -> None:
+    config = configured(args=["--log-level", "debug"], env={"NCCL_DEBUG": "INFO"}, device="cuda")
+    config = config.model_copy(
+        update={
+            "model": config.model.model_copy(
+                update={
+                    "engine_args": ["--kv-cache-dtype", "fp8_e4m3"],
+                    "engine_env": {"NVIDIA_TF32_OVERRIDE": "0"},
+                }
+            )
+        }
+    )
+    settings = generate_settings(config)
+    assert settings.command[-4:] == ["--kv-cache-dtype", "fp8_e4m3", "--log-level", "debug"]
+    assert "--skip-tokenizer-init" in settings.command
+    assert not [flag for flag in settings.command if "radix" in flag or "cuda-graph" in flag]
+    assert settings.selftest == []
+    assert settings.env["NVIDIA_TF32_OVERRIDE"] == "0"
+    assert settings.env["NCCL_DEBUG"] == "INFO"
+    assert ENVIRONMENT not in settings.env
+    captures = server_settings(config, spec=SPEC, plan=Path("plan.json"))
+    assert (settings.kind, captures.kind) == ("generate", "capture")
+    assert settings.fingerprint != captures.fingerprint
+    assert settings.log != captures.log

@@ -1,4 +1,4 @@
-"""Servers as trees of processes on this machine."""
+"""The launcher `local`: servers as trees of processes on this machine."""
 
 import errno
 import os
@@ -11,22 +11,17 @@ import time
 from pathlib import Path
 
 from draftstates.containers import STEP_VARIABLES
-from draftstates.errors import UserError
+from draftstates.errors import LastingError, UserError
 from draftstates.files import open_log, tail
-from draftstates.server.processes import die_with_parent
+from draftstates.server.lasting import Failure, refused_by_engine
+from draftstates.server.processes import kill_orphans, start_child
 from draftstates.server.settings import ServerSettings
 
 LOOPBACK = "127.0.0.1"
 # below Linux's ephemeral range: a model loads for minutes before its server binds the port
 _PORTS = (15000, 32000)
-_THREADS = (
-    "OMP_NUM_THREADS",
-    "GOTO_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-)
+_THREADS = [f"{name}_NUM_THREADS" for name in ["OMP", "GOTO", "OPENBLAS", "MKL", "NUMEXPR"]]
+_THREADS.append("VECLIB_MAXIMUM_THREADS")
 _GPUS = "CUDA_VISIBLE_DEVICES"
 
 
@@ -56,13 +51,9 @@ class LocalServer:
         self.log = settings.log_of(replica)
         port = free_port(host)
         self.url = f"http://{host}:{port}"
-        values = {
-            "{host}": host,
-            "{port}": str(port),
-            "{key_config}": str(key_config),
-            "{replica}": str(replica),
-        }
-        command = server_command(settings, values)
+        command = server_command(
+            settings, host=host, port=port, key_config=key_config, replica=replica
+        )
         if settings.image and settings.scratch:
             settings.scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
         output = open_log(self.log)
@@ -70,37 +61,42 @@ class LocalServer:
         self._log_start = os.fstat(output).st_size
         self._report, report = os.pipe()
         os.set_blocking(self._report, False)
-        self._keeper = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "draftstates.server.keeper",
-                str(settings.stop_seconds),
-                str(report),
-                *command,
-            ],
+        keeper = [sys.executable, "-m", "draftstates.server.keeper"]
+        self._keeper = start_child(
+            [*keeper, str(settings.stop_seconds), str(report), *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             env={**_own_environment(settings), **settings.env, **(environment or {})},
             # the keeper inherits the held descriptors; the server inherits none of them
             pass_fds=(*held, report),
-            preexec_fn=die_with_parent(signal.SIGTERM),
+            when_orphaned=signal.SIGTERM,
         )
         os.close(output)
         os.close(report)
 
-    def exit_code(self) -> int | None:
-        """Return the server's exit code, minus the signal that ended it, or None while it runs.
+    def failure(self, *, ready: bool) -> Failure | None:
+        """Return how the server ended, or None while it runs.
 
         Processes that the server left behind may still be ending.
+
+        Args:
+            ready: whether the server was ready: what ends later is not refused by the engine.
         """
         try:
             reported = os.read(self._report, 16)
         except BlockingIOError:
             return None
         # an empty report means that the keeper itself was killed
-        return int(reported) if reported else self._keeper.wait()
+        code = int(reported) if reported else self._keeper.wait()
+        if code < 0:
+            how = f"was ended by {signal.Signals(-code).name}"
+        else:
+            how = f"exited with status {code}"
+        return Failure(
+            f"the server {how}; the last lines of {self.log}:\n{self.last_lines()}",
+            lasting=not ready and refused_by_engine(code, self.last_lines(2000)),
+        )
 
     def end(self) -> None:
         """Begin to end the whole tree of processes."""
@@ -110,24 +106,15 @@ class LocalServer:
         """Return whether the whole tree of processes has ended."""
         if self._keeper.poll() is None:
             return False
+        # what a killed keeper leaves behind has become this process's own
+        if self._keeper.returncode < 0 and kill_orphans():
+            return False
         os.close(self._report)
         return True
-
-    @property
-    def lost_its_keeper(self) -> bool:
-        """Whether the keeper was killed: this process is then the parent of what is left."""
-        return (self._keeper.poll() or 0) < 0
 
     def last_lines(self, lines: int = 20) -> str:
         """Return the last lines of the log, without those of earlier servers."""
         return tail(self.log, start=self._log_start, lines=lines)
-
-
-def ending(code: int) -> str:
-    """Return how a process with this exit code ended, in words."""
-    if code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"exited with status {code}"
 
 
 def _own_environment(settings: ServerSettings) -> dict[str, str]:
@@ -145,8 +132,12 @@ def _own_environment(settings: ServerSettings) -> dict[str, str]:
     return {**own, "APPTAINERENV_PYTHONPATH": ""}
 
 
-def server_command(settings: ServerSettings, values: dict[str, str]) -> list[str]:
+def server_command(
+    settings: ServerSettings, *, host: str, port: int, key_config: Path, replica: int = 0
+) -> list[str]:
     """Return the argv that starts a server on the host, by Apptainer if the server has an image."""
+    values = {"{host}": host, "{port}": str(port), "{key_config}": str(key_config)}
+    values["{replica}"] = str(replica)
     if settings.image is None:
         return fill(settings.command, {**values, "{python}": sys.executable})
     contained = ["--contain", *(["--workdir", str(settings.scratch)] if settings.scratch else [])]
@@ -173,7 +164,7 @@ def gpus_of(settings: ServerSettings, replica: int) -> dict[str, str]:
     The GPUs are taken from those that this process sees.
 
     Raises:
-        UserError: this process sees too few GPUs.
+        LastingError: this process sees too few GPUs.
     """
     each = settings.gpus_each
     if not each or settings.replicas == 1:
@@ -186,7 +177,7 @@ def gpus_of(settings: ServerSettings, replica: int) -> dict[str, str]:
     )
     if len(gpus) < each * settings.replicas:
         needed = f"{settings.replicas} replicas of {each} GPUs"
-        raise UserError(
+        raise LastingError(
             f"server.replicas: {needed} need {each * settings.replicas}, found {len(gpus)}"
             f" ({','.join(gpus)})"
         )

@@ -8,28 +8,40 @@ the supervisor).
 import contextlib
 import dataclasses
 import json
+import os
+import socket
 import time
 import uuid
 from pathlib import Path
 from typing import Any
 
 from draftstates.files import write_private
+from draftstates.server.folder import Pulse, beat, overwrite, read_overwritten
+from draftstates.server.processes import Process
 from draftstates.server.settings import ServerSettings
-from draftstates.server.slurm.folder import Pulse, beat, overwrite, read_overwritten
 
 # in the order of removal: a lease without the first file does not count
 _SUFFIXES = (".json", ".beat", ".grant")
+_REFUSED = "refused"
 
 
 class Request:
     """A lease as its client sees it."""
 
-    def __init__(self, folder: Path, settings: ServerSettings, *, client: str) -> None:
-        self._stem = folder / uuid.uuid4().hex
+    def __init__(self, folder: Path, settings: ServerSettings) -> None:
+        # in the order of their requests
+        self._stem = folder / f"{time.time_ns()}-{uuid.uuid4().hex}"
+        job = os.environ.get("SLURM_JOB_ID")
+        client = f"{socket.gethostname()} process {os.getpid()}{f', job {job}' if job else ''}"
         write_private(self._path(".grant"), "")
         self.beat()
         write_private(
-            self._path(".json"), {"client": client, "settings": json.loads(settings.to_json())}
+            self._path(".json"),
+            {
+                "client": client,
+                "process": dataclasses.asdict(Process.current()),
+                "settings": json.loads(settings.to_json()),
+            },
         )
 
     def beat(self) -> None:
@@ -57,16 +69,37 @@ class Lease:
     Attributes:
         stem: path of the lease's files without their suffixes.
         client: the client in words, for the log.
+        process: the client.
         settings: settings of the server that the client asks for.
-        pulse: the client's heartbeat.
+        pulse: the client's life.
         generation: generation of the granted server; None while the client waits.
     """
 
     stem: Path
     client: str
+    process: Process
     settings: ServerSettings
     pulse: Pulse
-    generation: str | None = None
+    generation: str | None
+
+    @classmethod
+    def read(cls, stem: Path) -> "Lease":
+        """Return the lease with these files, which an earlier supervisor may have granted.
+
+        Raises:
+            FileNotFoundError: the client has just given the lease back.
+        """
+        asked = json.loads(stem.with_suffix(".json").read_text())
+        answer = read_overwritten(stem.with_suffix(".grant"))
+        process = Process(**asked["process"])
+        return cls(
+            stem,
+            asked["client"],
+            process,
+            ServerSettings.from_json(json.dumps(asked["settings"])),
+            Pulse(process, stem.with_suffix(".beat")),
+            answer.get("generation", _REFUSED) if answer else None,
+        )
 
     def grant(self, generation: str, content: dict[str, Any]) -> None:
         """Give the client a server."""
@@ -75,7 +108,7 @@ class Lease:
 
     def refuse(self, error: str) -> None:
         """Refuse the lease with an error for the client."""
-        self.generation = "none"
+        self.generation = _REFUSED
         self._answer({"error": error})
 
     def _answer(self, content: dict[str, Any]) -> None:
@@ -95,18 +128,15 @@ class Leases:
     def look(self) -> None:
         """Find new leases; forget leases that were given back and leases of dead clients."""
         stems = {path.with_suffix("") for path in self._folder.glob("*.json")}
-        for stem in stems - self._known.keys():
+        for stem in sorted(stems - self._known.keys()):
             with contextlib.suppress(FileNotFoundError):
-                asked = json.loads(stem.with_suffix(".json").read_text())
-                settings = ServerSettings.from_json(json.dumps(asked["settings"]))
-                self._known[stem] = Lease(
-                    stem, asked["client"], settings, Pulse(stem.with_suffix(".beat"))
-                )
+                self._known[stem] = Lease.read(stem)
         for stem, lease in list(self._known.items()):
             if stem not in stems:
                 del self._known[stem]
-            elif lease.pulse.silence() > lease.settings.slurm.heartbeat_seconds:
+            elif lease.pulse.has_stopped(lease.settings.slurm.heartbeat_seconds):
                 print(f"{time.strftime('%F %T')} {lease.client} is gone", flush=True)
+                del self._known[stem]
                 for suffix in _SUFFIXES:
                     stem.with_suffix(suffix).unlink(missing_ok=True)
         if self._known:
@@ -119,3 +149,13 @@ class Leases:
     def on(self, generation: str) -> int:
         """Return the number of leases on one server."""
         return sum(lease.generation == generation for lease in self._known.values())
+
+
+def waiting_stems(folder: Path) -> list[Path]:
+    """Return the paths, without suffix, of the leases that no supervisor has answered yet."""
+    found = []
+    for path in folder.glob("*.json"):
+        with contextlib.suppress(FileNotFoundError):
+            if not path.with_suffix(".grant").stat().st_size:
+                found.append(path.with_suffix(""))
+    return found

@@ -1,0 +1,116 @@
+"""A run of servers: its folder, and the supervisor that is started whenever a lease waits."""
+
+import atexit
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from draftstates.errors import UserError
+from draftstates.files import open_log, read_json, tail
+from draftstates.server.folder import RunFolder, overwrite
+from draftstates.server.leases import waiting_stems
+from draftstates.server.processes import Process
+
+RUN_FOLDER_VARIABLE = "DRAFTSTATES_RUN_FOLDER"
+_POLL_SECONDS = 0.2
+# how often in a row a supervisor that fails or is killed soon is replaced
+_STARTS = 3
+_QUICK_SECONDS = 60.0
+
+
+def start_run(state: Path, *, owner: Process | None = None) -> RunFolder:
+    """Make a run folder, and start supervisors for it as long as this process lives.
+
+    All later child processes of this process find the folder by DRAFTSTATES_RUN_FOLDER.
+
+    Args:
+        state: folder in which the run folder is made.
+        owner: a process of this machine with which the run ends; by default this process.
+    """
+    state = state.resolve()
+    for folder in state.glob("run-*"):
+        if is_over(RunFolder(folder)):
+            _remove(RunFolder(folder))
+    run = RunFolder(state / f"run-{secrets.token_hex(4)}")
+    run.make(owner or Process.current())
+    os.environ[RUN_FOLDER_VARIABLE] = str(run.folder)
+    log = state / "supervisor.log"
+    atexit.register(_remove, run)
+    threading.Thread(target=_supervise, args=(run, log), name="supervise", daemon=True).start()
+    return run
+
+
+def present_run() -> RunFolder | None:
+    """Return the run that this process belongs to, or None without a run.
+
+    Raises:
+        UserError: the run is over.
+    """
+    folder = os.environ.get(RUN_FOLDER_VARIABLE)
+    if not folder:
+        return None
+    run = RunFolder(Path(folder))
+    if is_over(run):
+        raise UserError(
+            f"the run that {RUN_FOLDER_VARIABLE} names is over ({folder}), so no server would work"
+            " for it"
+        )
+    return run
+
+
+def is_over(run: RunFolder) -> bool:
+    """Return whether the owner of a run has ended, as far as this machine can tell."""
+    try:
+        owner, _ = run.read_owner()
+    except FileNotFoundError:
+        return True
+    return owner.is_here and not owner.is_alive()
+
+
+def _remove(run: RunFolder) -> None:
+    """Remove the folder of a run that ends, unless a supervisor still ends servers and does it."""
+    supervisor = read_json(run.supervisor)
+    if not (supervisor and Process(**supervisor).is_alive()):
+        shutil.rmtree(run.folder, ignore_errors=True)
+
+
+def _supervise(run: RunFolder, log: Path) -> None:
+    """Start a supervisor whenever a lease waits and none runs.
+
+    A supervisor that was killed is replaced for the leases that wait. Its servers have ended.
+    """
+    failures = 0
+    while run.folder.exists():
+        time.sleep(_POLL_SECONDS)
+        waiting = waiting_stems(run.leases)
+        if waiting and failures < _STARTS:
+            began = time.monotonic()
+            status = _run_supervisor(run, log)
+            failures = failures + 1 if time.monotonic() - began < _QUICK_SECONDS else 1
+            failures = failures if status else 0
+        elif waiting:
+            error = f"the server's supervisor ended {_STARTS} times; the last lines of {log}:"
+            for stem in waiting:
+                with contextlib.suppress(FileNotFoundError):
+                    overwrite(stem.with_suffix(".grant"), {"error": f"{error}\n{tail(log)}"})
+            failures = 0
+
+
+def _run_supervisor(run: RunFolder, log: Path) -> int:
+    """Run a supervisor to its end, and return its status."""
+    output = open_log(log)
+    command = [sys.executable, "-m", "draftstates.server.supervisor", str(run.folder)]
+    options = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+    try:
+        return subprocess.Popen(command, start_new_session=True, **options).wait()
+    except OSError as error:
+        os.write(output, f"{command[0]} cannot be started: {error.strerror}\n".encode())
+        return 1
+    finally:
+        os.close(output)

@@ -1,0 +1,239 @@
+"""Kills at random: any processes of a run are killed at any moment, and nothing bad may be left.
+
+    python tests/campaign/kills.py --folder /tmp/kills --rounds 50 [--seed 7] [--slurm]
+
+The workflow is real, and so are leases, supervisor, keeper and Snakemake's plug-in for Slurm. The
+server is a stub, and the states are random ones that verification accepts. In each round a run
+makes some shards again. At a random moment one or two of its processes, or the whole group of
+Snakemake, get KILL or TERM. Then
+
+- no process of the run is left after some seconds, and with --slurm no job;
+- no shard that was complete is gone or made again;
+- the next run completes (after --unlock, where Snakemake says so);
+- the manifest lists every shard, and every sample reads as it did at first.
+
+With --slurm, Slurm must run on this machine: tests/cluster/slurm.sh.
+"""
+
+import argparse
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parents[1]
+sys.path += [str(TESTS), *(str(TESTS / name) for name in ("workflow", "cluster"))]
+
+import torch  # noqa: E402
+from captured import tiny_model  # noqa: E402
+from cluster_harness import FLAGS, HEARTBEAT_SECONDS, Cluster  # noqa: E402
+from lease_harness import FILES, Playground, eventually  # noqa: E402
+from workspace import Workspace, chat, make_workspace  # noqa: E402
+
+from draftstates import ShardDataset  # noqa: E402
+from draftstates.paths import Results  # noqa: E402
+from draftstates.server.settings import ServerSettings  # noqa: E402
+
+# a run whose processes are all killed is gone by then
+_LEFT_SECONDS = 10.0
+# a run that goes on, or that finishes its running jobs, has ended by then
+_RUN_SECONDS = 400.0
+# runs a stand-in with the tests' helpers
+_STAND_IN = """
+import runpy, sys
+sys.path.insert(0, {tests!r})
+runpy.run_path({script!r}, run_name="__main__")
+"""
+_STUB = ("--helpers", "1", "--delay", "0.5")
+
+
+class Campaign:
+    """One workspace, whose shards are made again in each round.
+
+    Args:
+        folder: folder to make.
+        seed: seed of all random choices.
+        slurm: whether servers and steps are Slurm jobs.
+    """
+
+    def __init__(self, folder: Path, *, seed: int, slurm: bool = False) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.random = random.Random(seed)
+        self._play = Playground(folder / "work")
+        self._cluster = Cluster(self._play) if slurm else None
+        changes: dict[str, Any] = {"idle_seconds": 2.0, "stop_seconds": 2.0}
+        state = folder / "work/results/.server"
+        settings = (
+            self._cluster.settings(*_STUB, state=state, **changes)
+            if self._cluster
+            else self._play.settings(*_STUB, state=state, **changes)
+        )
+        self._flags = tuple(FLAGS) if slurm else ()
+        os.environ.update(self._play.environment())
+        began = time.monotonic()
+        self._workspace = _workspace(self._play.folder, settings)
+        if slurm:
+            shutil.copy(TESTS / "cluster/elsewhere/sitecustomize.py", self._play.folder)
+            with open(self._play.folder / "Snakefile", "a") as file:
+                file.write(f'\n\ninclude: "{FILES / "quick_looks.smk"}"\n')
+        self._workspace.run(*self._flags)
+        # the next runs make fewer files, and start no slower
+        self._seconds = time.monotonic() - began
+        (self._capture,) = Results(self._workspace.results).captures()
+        self._samples = _read(self._capture.manifest)
+
+    def round(self) -> str:
+        """Kill a run, and see the next one complete; return what was killed."""
+        missing = self._forget_some()
+        complete = self._complete()
+        run = self._start()
+        moment = self.random.uniform(0.0, self._seconds)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            run.wait(timeout=moment)
+        told = f"after {moment:.1f} s of a run for {missing} shards: " + self._kill(run)
+        try:
+            complete |= self._complete()
+            status = run.wait(timeout=_RUN_SECONDS)
+            told += f"; snakemake ended with {status}"
+            complete |= self._complete()
+            self._see_nothing_left()
+            self._see_the_next_run_complete(complete)
+        except AssertionError as error:
+            raise AssertionError(f"{told}\n{error}") from error
+        finally:
+            self.end()
+        return told
+
+    def end(self) -> None:
+        """End whatever is left of a run."""
+        self._play.end()
+
+    def _forget_some(self) -> int:
+        """Remove some shards, what was made of them, and sometimes the attestation."""
+        capture = self._capture
+        shards = sorted(capture.whole_shard_ids())
+        chosen = self.random.sample(shards, k=self.random.randint(2, len(shards)))
+        for shard_id in chosen:
+            paths = (capture.shard(shard_id), capture.recaptures(shard_id))
+            for path in (*paths, capture.receipts(shard_id), capture.verified(shard_id)):
+                path.unlink(missing_ok=True)
+        if self.random.random() < 0.5:
+            capture.server.unlink()
+        return len(chosen)
+
+    def _complete(self) -> set[tuple[Path, int, int]]:
+        """Return each complete shard, with its inode and time."""
+        found = set()
+        for shard_id in self._capture.whole_shard_ids():
+            path = self._capture.shard(shard_id)
+            found.add((path, path.stat().st_ino, path.stat().st_mtime_ns))
+        return found
+
+    def _start(self) -> subprocess.Popen:
+        start = self._workspace.prepare(*self._flags)
+        with open(self._play.folder / "snakemake.log", "ab") as log:
+            return subprocess.Popen(**start, stdout=log, stderr=log, process_group=0)
+
+    def _kill(self, run: subprocess.Popen) -> str:
+        """Kill one or two processes at once, or the group of Snakemake; return who they were."""
+        number = self.random.choice((signal.SIGKILL, signal.SIGTERM))
+        how = self.random.choice(("one", "one", "two", "group"))
+        if how == "group":
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(run.pid, number)
+            return f"{number.name} to the group of snakemake"
+        processes = self._play.survivors()
+        chosen = self.random.sample(processes, k=min(len(processes), 1 if how == "one" else 2))
+        for line in chosen:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(line.split()[0]), number)
+        return f"{number.name} to {[_short(line) for line in chosen]}"
+
+    def _see_nothing_left(self) -> None:
+        seconds = _LEFT_SECONDS
+        if self._cluster:
+            seconds += HEARTBEAT_SECONDS
+            jobs = self._cluster.jobs
+            # Steps are jobs of Snakemake, which cannot cancel them once it is killed. They end as
+            # soon as they want a server; others are cancelled here, as a person does.
+            subprocess.run(["scancel", "--partition", "cpu", "--user", "root"], check=True)
+            eventually(lambda: not jobs("gpu"), within=seconds, what="no server job is left")
+        eventually(_nothing(self._play), within=seconds, what=str(self._play.survivors()))
+
+    def _see_the_next_run_complete(self, complete: set[tuple[Path, int, int]]) -> None:
+        gone = complete - self._complete()
+        assert not gone, f"complete shards are gone, or made again: {gone}"
+        workspace = self._workspace
+        done = workspace.snakemake(*self._flags)
+        if "LockException" in done.stdout:
+            workspace.run("--unlock")
+            done = workspace.snakemake(*self._flags)
+        assert done.returncode == 0, f"the next run does not complete:\n{done.stdout}"
+        gone = complete - self._complete()
+        assert not gone, f"the next run has made complete shards again: {gone}"
+        found = _read(self._capture.manifest)
+        assert found.keys() == self._samples.keys(), "samples are gone, or new"
+        for name, tensors in self._samples.items():
+            same = [torch.equal(value, found[name][key]) for key, value in tensors.items()]
+            assert all(same), f"sample {name} reads otherwise than at first"
+        left = list(self._capture.folder.glob("shards/*.partial"))
+        assert not left, f"partial files are left: {left}"
+
+
+def _workspace(folder: Path, settings: ServerSettings) -> Workspace:
+    """Make a workspace whose steps lease the stub server of these settings."""
+    model = tiny_model(folder.with_name(f"{folder.name}-model"))
+    (model / "tokenizer.json").write_text("{}")
+    workspace = make_workspace(folder, model, standins=False)
+    workspace.stand_in("tokenise", "report_page")
+    for script in (TESTS / "campaign/leased").glob("*.py"):
+        text = _STAND_IN.format(tests=str(TESTS), script=str(script))
+        (folder / "scripts" / script.name).write_text(text)
+    (folder / "settings.json").write_text(settings.to_json())
+    for source in ("one", "two"):
+        workspace.write_rows([chat(f"{source}-{i}") for i in range(12)], source)
+    return workspace
+
+
+def _read(manifest: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """Return the tensors of every sample by its id, as a trainer that verifies reads them."""
+    dataset = ShardDataset(manifest, verify=True)
+    return {dataset.sample_id(i): dataset[i] for i in range(len(dataset))}
+
+
+def _nothing(play: Playground) -> Callable[[], bool]:
+    return lambda: not play.survivors()
+
+
+def _short(line: str) -> str:
+    """Return the words that say what a process is."""
+    words = ("supervisor", "keeper", "stub_server", "slurm.job", "snakemake", "scripts/", "time.sl")
+    return next((word for word in words if word in line), " ".join(line.split()[1:])[-60:])
+
+
+def main() -> None:
+    """Run the campaign of the command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, required=True, help="new folder")
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--slurm", action="store_true", help="on the Slurm of this machine")
+    arguments = parser.parse_args()
+    print(f"seed {arguments.seed}", flush=True)
+    campaign = Campaign(arguments.folder, seed=arguments.seed, slurm=arguments.slurm)
+    try:
+        for number in range(1, arguments.rounds + 1):
+            print(f"{number}: {campaign.round()}", flush=True)
+    finally:
+        campaign.end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,275 @@
+"""The supervisor's decisions about server jobs. Slurm is made up."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftstates.files import write_private
+from draftstates.server.folder import RunFolder, ServerFolder, leave_error
+from draftstates.server.leases import Request
+from draftstates.server.processes import Process
+from draftstates.server.settings import ServerSettings
+from draftstates.server.slurm import commands
+from draftstates.server.supervisor import Supervisor
+
+SUBMIT = commands.submit
+
+
+class Queue:
+    """A Slurm that runs every job until it is cancelled."""
+
+    def __init__(self) -> None:
+        self.submitted = 0
+        self.jobs: dict[str, commands.QueueEntry] = {}
+        self.entry = commands.QueueEntry("RUNNING", "None", None)
+
+    def submit(self, *_: object, **__: object) -> str:
+        self.submitted += 1
+        self.jobs[str(self.submitted)] = self.entry
+        return str(self.submitted)
+
+    def cancel(self, jobs: Iterator[str]) -> bool:
+        for job in list(jobs):
+            self.jobs.pop(job, None)
+        return True
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
+    made = Queue()
+    monkeypatch.setattr(commands, "submit", made.submit)
+    monkeypatch.setattr(commands, "cancel", made.cancel)
+    monkeypatch.setattr(commands, "queue", lambda name: dict(made.jobs))
+    return made
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    made = RunFolder(tmp_path / "run")
+    made.make(Process.current())
+    return made
+
+
+def settings(tmp_path: Path, **changes: Any) -> ServerSettings:
+    given = {
+        "state": Path("state"),
+        "log": tmp_path / "server.log",
+        "command": ["server"],
+        "slurm": {"poll_seconds": 1.0},
+    }
+    return ServerSettings(**{**given, "launcher": "slurm", **changes})
+
+
+def start(run: RunFolder) -> Supervisor:
+    return Supervisor(run, Process.current())
+
+
+def tick(supervisor: Supervisor) -> None:
+    # a look at the queue is not due yet
+    supervisor._queue._next_look = 0.0
+    supervisor.tick()
+
+
+def present(run: RunFolder) -> list[ServerFolder]:
+    """Return the folders of the servers that were started and not ended."""
+    places = [run.server(folder.name) for folder in run.servers.iterdir()]
+    return [place for place in places if not place.stop.exists()]
+
+
+def fail_all(run: RunFolder, *, lasting: bool) -> None:
+    for place in present(run):
+        leave_error(run, place, "it refuses the model", lasting=lasting)
+
+
+def ready(run: RunFolder) -> str:
+    """Announce the one present server as its job does; return its generation."""
+    (place,) = present(run)
+    write_private(place.address, {"url": "http://node:1", "start_seconds": 1.0})
+    return place.folder.name
+
+
+def error_of(request: Request) -> str:
+    answer = request.answer()
+    assert answer
+    return answer["error"]
+
+
+@pytest.mark.parametrize("lasting", [True, False])
+def test_after_a_lasting_failure_no_second_job_is_submitted(
+    run: RunFolder, queue: Queue, tmp_path: Path, lasting: bool
+) -> None:
+    wanted = settings(tmp_path)
+    supervisor = start(run)
+    first = Request(run.leases, wanted)
+    tick(supervisor)
+    assert queue.submitted == 1
+    fail_all(run, lasting=lasting)
+    tick(supervisor)
+    assert "it refuses the model" in error_of(first)
+    assert ("no second attempt is made" in error_of(first)) == lasting
+    assert queue.jobs == {}
+    tick(supervisor)
+    second = Request(run.leases, wanted)
+    tick(supervisor)
+    if lasting:
+        assert error_of(second) == error_of(first)
+        assert queue.submitted == 1
+        # a server with other settings may start
+        Request(run.leases, settings(tmp_path, command=["another"]))
+        tick(supervisor)
+    assert queue.submitted == 2
+
+
+def test_a_lease_that_waits_while_a_server_dies_that_has_served_gets_the_next_one(
+    run: RunFolder, queue: Queue, tmp_path: Path
+) -> None:
+    supervisor = start(run)
+    user = Request(run.leases, settings(tmp_path))
+    tick(supervisor)
+    ready(run)
+    tick(supervisor)
+    assert user.answer()
+    fail_all(run, lasting=False)
+    waiting = Request(run.leases, settings(tmp_path))
+    tick(supervisor)
+    assert waiting.answer() is None
+    tick(supervisor)
+    ready(run)
+    tick(supervisor)
+    assert (waiting.answer() or {})["url"] == "http://node:1"
+    assert queue.submitted == 2
+
+
+def test_a_job_that_slurm_will_never_start_is_submitted_once(
+    run: RunFolder, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftstates.server.slurm.server._HOPELESS_SECONDS", 0.0)
+    queue.entry = commands.QueueEntry("PENDING", "PartitionTimeLimit", None)
+    supervisor = start(run)
+    requests = [Request(run.leases, settings(tmp_path))]
+    for _ in range(3):
+        tick(supervisor)
+    requests.append(Request(run.leases, settings(tmp_path)))
+    tick(supervisor)
+    errors = {error_of(request) for request in requests}
+    assert len(errors) == 1
+    assert "cannot start: PartitionTimeLimit" in errors.pop()
+    assert queue.submitted == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "lasting"),
+    [
+        ("sbatch: error: invalid partition specified: nowhere", True),
+        ("Batch job submission failed: Unable to contact slurm controller", False),
+        ("no answer within 60 s", False),
+        ("Job violates accounting/QOS policy (job submit limit, user's size)", False),
+    ],
+)
+def test_a_job_that_slurm_refuses_is_submitted_once_unless_it_may_be_accepted_later(
+    run: RunFolder,
+    queue: Queue,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
+    lasting: bool,
+) -> None:
+    asked = []
+    monkeypatch.setattr(commands, "submit", SUBMIT)
+    monkeypatch.setattr(
+        commands,
+        "_run",
+        lambda command, text="": (
+            asked.append(command) or subprocess.CompletedProcess(command, 1, "", words)
+        ),
+    )
+    supervisor = start(run)
+    for attempts in (1, 2):
+        request = Request(run.leases, settings(tmp_path))
+        tick(supervisor)
+        assert words in error_of(request)
+        assert ("no second attempt is made" in error_of(request)) == lasting
+        assert len(asked) == (1 if lasting else attempts)
+        request.give_back()
+
+
+def test_one_kind_of_server_at_a_time_and_the_other_is_ended_first(
+    run: RunFolder, queue: Queue, tmp_path: Path
+) -> None:
+    supervisor = start(run)
+    captures, answers = settings(tmp_path), settings(tmp_path, kind="generate")
+    first = Request(run.leases, captures)
+    tick(supervisor)
+    generation = ready(run)
+    tick(supervisor)
+    assert (first.answer() or {})["generation"] == generation
+    second = Request(run.leases, answers)
+    third = Request(run.leases, captures)
+    tick(supervisor)
+    assert third.answer(), "the present server serves as long as it is asked for"
+    assert second.answer() is None
+    first.give_back()
+    tick(supervisor)
+    assert list(queue.jobs) == ["1"]
+    third.give_back()
+    tick(supervisor)
+    tick(supervisor)
+    assert list(queue.jobs) == ["2"]
+    asked = json.loads(present(run)[0].settings.read_text())
+    assert asked["kind"] == "generate"
+    ready(run)
+    tick(supervisor)
+    assert (second.answer() or {})["url"] == "http://node:1"
+
+
+def test_other_settings_of_the_same_kind_are_refused_while_a_server_is_in_use(
+    run: RunFolder, queue: Queue, tmp_path: Path
+) -> None:
+    supervisor = start(run)
+    first = Request(run.leases, settings(tmp_path))
+    tick(supervisor)
+    ready(run)
+    tick(supervisor)
+    assert first.answer()
+    other = Request(run.leases, settings(tmp_path, command=["another"]))
+    tick(supervisor)
+    assert "a server with other settings runs there" in error_of(other)
+    assert queue.submitted == 1
+
+
+def test_a_supervisor_that_replaces_a_killed_one_ends_what_that_has_left_and_serves_who_waits(
+    run: RunFolder, queue: Queue, tmp_path: Path
+) -> None:
+    killed = start(run)
+    served = Request(run.leases, settings(tmp_path))
+    tick(killed)
+    generation = ready(run)
+    tick(killed)
+    assert served.answer()
+    waiting = Request(run.leases, settings(tmp_path))
+    supervisor = start(run)
+    left = run.server(generation)
+    assert left.stop.exists() and not left.address.exists()
+    assert "its supervisor was killed" in left.failed.read_text(), "its client reads why"
+    tick(supervisor)
+    assert list(queue.jobs) == ["2"], "the job that was left is cancelled"
+    ready(run)
+    tick(supervisor)
+    assert (waiting.answer() or {})["generation"] != generation
+
+
+def test_a_step_of_another_machine_gets_no_server_that_only_this_machine_reaches(
+    run: RunFolder, tmp_path: Path
+) -> None:
+    request = Request(run.leases, settings(tmp_path, launcher="local"))
+    (path,) = run.leases.glob("*.json")
+    asked = json.loads(path.read_text())
+    asked["process"]["machine"] = "another"
+    path.write_text(json.dumps(asked))
+    tick(start(run))
+    assert "local serves steps of its own machine, found one of another" in error_of(request)
+    assert not present(run)
