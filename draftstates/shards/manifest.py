@@ -202,6 +202,7 @@ def _shard(
         tokens=planned.tokens,
         supervised_tokens=planned.supervised_tokens,
         bytes=found.bytes,
+        answered=planned.answered,
         checksum=found.checksum,
     )
 
