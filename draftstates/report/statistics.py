@@ -106,6 +106,7 @@ def _of_source(index: SourceIndex) -> dict[str, Any]:
         **{name: said.get(name, 0) for name in ("duplicate_samples", "cut_samples")},
         **{name: said.get(name, {}) for name in ("lost_turns", "not_rendered", "not_used")},
         "examples": examples,
+        "answers": said.get("answers"),
     }
 
 
