@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from draftstates.answers.answer import answer_chunk
+from draftstates.answers.answer import answer_chunk, find_chunk
 from draftstates.answers.key import answers_folder
 from draftstates.config import load
 from draftstates.errors import UserError, run_command
@@ -28,6 +28,8 @@ def main() -> None:
             f"{arguments.output}: expected the folder of the answers' key, {expected}: the model or"
             " the configuration has changed since this run began; run snakemake --cores all"
         )
+    # before a server is started for it
+    find_chunk(arguments.prompts, arguments.chunk_id)
     _, options = source_options(config, arguments.source)
     server = generate_settings(config)
     seeded = [*server.command, "--random-seed", str(options.answers.seed)]

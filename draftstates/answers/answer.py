@@ -16,14 +16,14 @@ import pyarrow.parquet as pq
 from draftstates import ids
 from draftstates.answers.chat import Chat, Reply
 from draftstates.answers.client import AnswerClient, NoAnswer
-from draftstates.answers.journal import Journal, Key, earlier_answers
+from draftstates.answers.journal import JOURNAL, Journal, Key, earlier_answers
 from draftstates.answers.parser import Parser
 from draftstates.answers.prompts import Prompt
 from draftstates.errors import UserError
 from draftstates.extract.progress import ProgressFile
 from draftstates.files import publishing
 from draftstates.paths import BUILDING
-from draftstates.records import Prompts
+from draftstates.records import PromptChunk, Prompts
 from draftstates.tokens.answered import ANSWERS, FACTS, read_prompts
 from draftstates.tokens.sources import TokeniseOptions
 from draftstates.tokens.tokenise import Pipeline
@@ -59,18 +59,12 @@ def answer_chunk(
     Raises:
         UserError: the chunk is not in the document, or names the prompts that got no answer.
     """
-    plan = Prompts.read(prompts.with_suffix(".json"))
-    chunk = next((each for each in plan.chunks if each.chunk_id == chunk_id), None)
-    if chunk is None:
-        raise UserError(
-            f"{prompts}: chunk {chunk_id} is not among its {len(plan.chunks)}: other prompts have"
-            " replaced them; run snakemake --cores all"
-        )
+    plan, chunk = find_chunk(prompts, chunk_id)
     rows = [row for row in read_prompts(prompts, chunk.first, chunk.end) if row["prompt_id"]]
     asked = {row["prompt_id"]: Prompt.from_text(row["conversation"]) for row in rows}
     building = output.parent / BUILDING / chunk_id
     work = _Work(Pipeline(tokenizer_path, options), plan.stop_ids)
-    with Journal(building / "journal.jsonl") as journal:
+    with Journal(building / JOURNAL) as journal:
         known = journal.answers | earlier_answers(
             output.parent, wanted=asked, planned=[each.chunk_id for each in plan.chunks]
         )
@@ -92,6 +86,26 @@ def answer_chunk(
     shutil.rmtree(building, ignore_errors=True)
     _remove_empty(building.parent)
     return facts
+
+
+def find_chunk(prompts: Path, chunk_id: str) -> tuple[Prompts, PromptChunk]:
+    """Return what a source's prompts are, and one chunk of them.
+
+    Args:
+        prompts: the source's file of prompts.
+        chunk_id: the chunk.
+
+    Raises:
+        UserError: the document is missing or damaged, or has no such chunk.
+    """
+    plan = Prompts.read(prompts.with_suffix(".json"))
+    for chunk in plan.chunks:
+        if chunk.chunk_id == chunk_id:
+            return plan, chunk
+    raise UserError(
+        f"{prompts}: chunk {chunk_id} is not among its {len(plan.chunks)}: other prompts have"
+        " replaced them; run snakemake --cores all"
+    )
 
 
 def _remove_empty(folder: Path) -> None:

@@ -20,8 +20,10 @@ import pyarrow.compute as pc
 from draftstates import ids
 from draftstates.answers.chat import Reply
 from draftstates.errors import UserError
+from draftstates.paths import BUILDING
 from draftstates.tokens.answered import read_answers
 
+JOURNAL = "journal.jsonl"
 # of an answer: id of the prompt, sample, turn, and hash of the ids that were sent
 Key = tuple[str, int, int, str]
 
@@ -119,7 +121,7 @@ def earlier_answers(
     """
     wanted, planned = frozenset(wanted), frozenset(planned)
     found: dict[Key, Reply] = {}
-    for path in sorted((folder / ".building").glob("*/journal.jsonl")):
+    for path in sorted((folder / BUILDING).glob(f"*/{JOURNAL}")):
         if path.parent.name not in planned:
             found |= {key: reply for key, reply in _read(path)[0].items() if key[0] in wanted}
     for path in sorted(folder.glob("*.parquet")):

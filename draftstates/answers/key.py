@@ -4,6 +4,7 @@ import hashlib
 import json
 
 from draftstates.config import Configuration
+from draftstates.errors import UserError
 from draftstates.model.digest import model_digest
 from draftstates.model.folder import ModelFolder
 
@@ -24,14 +25,16 @@ def answers_folder(config: Configuration, source: str) -> str:
     Raises:
         UserError: the model cannot be read.
     """
-    model = ModelFolder(config.model.path)
+    model, answers = ModelFolder(config.model.path), config.data.source(source).answers
+    if answers is None:
+        raise UserError(f"data.sources: source {source} has no key answers")
     fields = {
         "model": model_digest(model),
         "compute_dtype": config.capture.compute_dtype,
         "quantization": model.quantization,
         "engine_args": config.model.engine_args,
         "engine_env": config.model.engine_env,
-        "answers": config.data.source(source).answers.model_dump(exclude=_NOT_IN_KEY),
+        "answers": answers.model_dump(exclude=_NOT_IN_KEY),
         "max_tokens": config.data.max_tokens,
     }
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

@@ -196,6 +196,8 @@ def write_prompts(
     Raises:
         UserError: a file cannot be read, the template cannot be used, or there is no prompt.
     """
+    if options.answers is None:
+        raise UserError(f"data.sources: source {source} has no key answers")
     pipeline = PromptPipeline(tokenizer_path, options)
     template = pipeline.template
     results = results_of(pipeline, *first_and_others(paths, limit=options.limit), workers)
