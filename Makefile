@@ -74,7 +74,7 @@ schema: $(INSTALLED)
 lint: $(INSTALLED)
 	ruff check .
 	ruff format --check .
-	snakefmt --check Snakefile rules
+	snakefmt --check Snakefile workflow rules
 	snakemake --lint
 
 # The locks name every package, so pip-audit resolves and installs nothing.

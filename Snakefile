@@ -9,6 +9,7 @@ The workflow writes, below the folder that the key `results` names:
     <capture>/parity.json, parity.html  the server's self-test compared with the checkpoint
     <capture>/shards/                   hidden states, one file per shard, and their receipts
     <capture>/verified/                 the result of reading each shard from the disk
+    <capture>/compact/                  with the key `storage`, the shards in place of <capture>/shards
     <capture>/manifest.json, samples.parquet
                                         the verified shards and their samples
     <capture>/exports/<trainer>/        the same for each trainer in the key `exports`
@@ -75,8 +76,18 @@ include: "rules/data.smk"
 include: "rules/answers.smk"
 include: "rules/server.smk"
 include: "rules/parity.smk"
-include: "rules/extract.smk"
-include: "rules/verify.smk"
+
+
+if CONFIG.storage.form is None:
+
+    include: "rules/extract.smk"
+    include: "rules/verify.smk"
+
+else:
+
+    include: "rules/compact.smk"
+
+
 include: "rules/manifest.smk"
 include: "rules/export.smk"
 include: "rules/report.smk"

@@ -101,7 +101,7 @@ Renderer = Literal[
     "qwen3.6",
     "qwen3.8",
 ]
-TrainerName = Literal["speculators", "specforge", "model_optimizer", "deepspec"]
+TrainerName = Literal["speculators", "specforge", "model_optimizer", "deepspec", "nemo_automodel"]
 
 # the date for templates that ask for today's: with the true date, the ids would change every day
 TEMPLATE_DATE = datetime.date(2024, 7, 26)
@@ -433,7 +433,12 @@ class CaptureOptions(Section):
         "eagle3",
         description="eagle3 stands for r_2, r_{N//2}, r_{N-3}; {dflash: 5} for those that a DFlash"
         " drafter of 5 layers reads; a list of ascending k names each r_k, the residual stream"
-        " after k decoder layers",
+        " after k decoder layers; an empty list for the final state alone, as MTP and EAGLE-1 read",
+    )
+    final_state: bool = Field(
+        True,
+        description="capture the final state of every token; false, as for DFlash, leaves it out,"
+        " and the receipts keep that of each sample's last token, for alignment",
     )
     final_norm: FinalNorm = Field(
         "post_norm", description="whether the final state is taken after or before the final norm"
@@ -442,6 +447,16 @@ class CaptureOptions(Section):
     compute_dtype: Dtype = Field(
         "bfloat16", description="number format that the server computes in"
     )
+
+    @model_validator(mode="after")
+    def _capture_something(self) -> Self:
+        if not (self.residual_layers or self.final_state):
+            raise refusal(
+                "expected true where residual_layers is empty, found false: nothing would be"
+                " captured",
+                key="final_state",
+            )
+        return self
 
 
 class Shards(Section):
@@ -459,6 +474,29 @@ class Shards(Section):
                 key="max_bytes",
             )
         return self
+
+
+class StorageOptions(Section):
+    """The form in which verified shards stay on the disk."""
+
+    format: Literal["as_captured", "e4m3"] = Field(
+        "as_captured",
+        description="e4m3 stores one byte a value, and a scale per row and layer; each shard is"
+        " captured, verified and rewritten by one job, and the captured file is removed, so that an"
+        " edited row captures its whole shard again",
+    )
+    keep_top_token: bool = Field(
+        True,
+        description="with e4m3, store a final state as captured where e4m3 would change its most"
+        " likely token",
+    )
+
+    @property
+    def form(self) -> str | None:
+        """Name of the form in paths; None for shards as captured."""
+        if self.format == "as_captured":
+            return None
+        return f"{self.format}-top-token" if self.keep_top_token else self.format
 
 
 class Checks(Section):
@@ -675,6 +713,16 @@ class Export(Section):
     dtype: Dtype | None = Field(
         None, description="number format of the exported states; null for the stored one"
     )
+    seq_length: Count | None = Field(
+        None,
+        description="tokens that NeMo Automodel's samples are padded to; null for those of the"
+        " longest one",
+    )
+    target_probs_topk: Count | None = Field(
+        None,
+        description="probabilities of the target model to keep of each token for NeMo Automodel;"
+        " null for those of the whole draft vocabulary",
+    )
     target_model: str | None = Field(
         None,
         description="the model's name in the trainer's configuration (DeepSpec compares it); null"
@@ -695,6 +743,9 @@ class Configuration(Section):
     model: Model = Field(description="the target model")
     capture: CaptureOptions = Field(description="what is captured of each token")
     shards: Shards = Field(default_factory=Shards, description="sizes of the shard files")
+    storage: StorageOptions = Field(
+        default_factory=StorageOptions, description="how verified shards are stored"
+    )
     max_bytes: Bytes | None = Field(
         None,
         description="budget for the states on the disk; null for the disk's free space alone",
@@ -750,7 +801,7 @@ def load(path: Path) -> Configuration:
         raw = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: the configuration cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         # ValueError: text that is not UTF-8, an impossible date, thousands of digits
         raise UserError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(raw, dict):
@@ -785,14 +836,13 @@ def resolve(raw: Mapping[str, Any], *, origin: str) -> Configuration:
 
 
 def save_resolved(config: Configuration) -> None:
-    """Write a configuration to its `resolved_path` where that is missing.
+    """Write a configuration to its `resolved_path`.
 
-    The commands that the workflow starts read it.
+    The commands that the workflow starts read it, so a damaged one is written again.
     """
-    path = config.resolved_path
-    if path.exists():
-        return
-    publish_text(yaml.safe_dump(config.plain(), allow_unicode=True, sort_keys=False), path)
+    publish_text(
+        yaml.safe_dump(config.plain(), allow_unicode=True, sort_keys=False), config.resolved_path
+    )
 
 
 def check_results(results: Path) -> None:
@@ -802,6 +852,13 @@ def check_results(results: Path) -> None:
         UserError: the folder cannot be written; the message names the obstacle.
     """
     folder = results.absolute()
+    try:
+        folder.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        # such as a name that is too long
+        raise UserError(f"results: {results} cannot be written: {error.strerror}") from None
     while not os.path.lexists(folder):
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 LARGEST = (1 << 63) - 1
+_MOST_LEVELS = 100
 _TYPES = {
     "int_type": "integer",
     "float_type": "number",
@@ -48,24 +49,26 @@ def refusal(text: str, *, key: str | None = None) -> PydanticCustomError:
     return PydanticCustomError("refusal", "{text}", {"text": text, "key": key})
 
 
-def not_plain(value: Any, path: str = "") -> Iterator[str]:
+def not_plain(value: Any, path: str = "", level: int = 0) -> Iterator[str]:
     """Yield a message for each value that YAML can hold but JSON, arithmetic or a file cannot.
 
-    Such values are dates, sets, NaN and numbers beyond 64 bits. A message begins with the key's
-    path.
+    Such values are dates, sets, NaN, numbers beyond 64 bits, and what is nested too deeply. A
+    message begins with the key's path.
     """
     here = path or "the configuration"
-    if isinstance(value, Mapping):
+    if level > _MOST_LEVELS:
+        yield f"{here}: expected at most {_MOST_LEVELS} levels, found more"
+    elif isinstance(value, Mapping):
         for name, part in value.items():
             if not isinstance(name, str):
                 yield (
                     f"{_join(path, str(name))}: expected text as a key's name, found"
                     f" {type(name).__name__}: put it in quotes"
                 )
-            yield from not_plain(part, _join(path, str(name)))
+            yield from not_plain(part, _join(path, str(name)), level + 1)
     elif isinstance(value, list | tuple):
         for index, part in enumerate(value):
-            yield from not_plain(part, f"{path}[{index}]")
+            yield from not_plain(part, f"{path}[{index}]", level + 1)
     elif isinstance(value, str) and not _is_unicode(value):
         yield f"{here}: expected text that UTF-8 can hold, found {value!r}"
     elif isinstance(value, datetime.date):

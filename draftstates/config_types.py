@@ -25,7 +25,8 @@ _NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]+)?")
 _BINARY = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, **_BINARY}
 _SIZE = re.compile(rf"^([0-9]{{1,18}}(?:\.[0-9]+)?) ?({'|'.join(_UNITS)})$")
-_PATH = r"^[^{}\n\x00]+$"
+# no control characters, which rewrite a terminal's lines, and no ends of lines
+PATH = r"^[^{}\x00-\x1f\x7f-\x9f\u2028\u2029]+$"
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
@@ -61,7 +62,7 @@ def _size(value: object) -> object:
 def _path(value: object) -> object:
     """Return text as a path, or None, which is refused, where the text cannot be a path."""
     if isinstance(value, str):
-        return Path(value) if re.fullmatch(_PATH, value) else None
+        return Path(value) if re.fullmatch(PATH, value) else None
     return value
 
 
@@ -123,8 +124,8 @@ Bytes = Annotated[
 ]
 ConfiguredPath = Annotated[
     Path,
-    _only("a path without { and }, which Snakemake takes for wildcards, on one line", _path),
-    WithJsonSchema({"type": "string", "pattern": _PATH}),
+    _only("a path without control characters, { and }, which are Snakemake's wildcards", _path),
+    WithJsonSchema({"type": "string", "pattern": PATH}),
 ]
 Date = Annotated[datetime.date, _only("a date such as '2024-07-26'", _date)]
 _DISTINCT = Field(json_schema_extra={"uniqueItems": True})
@@ -137,7 +138,7 @@ SampleIds = Annotated[
 Layers = Annotated[
     Literal["eagle3"]
     | Annotated[dict[Literal["dflash"], Count], Field(min_length=1)]
-    | LayerNumbers,
+    | Annotated[list[Natural], _DISTINCT, AfterValidator(_all_different)],
     _only("eagle3, {dflash: layers of the drafter} or a list of different layer numbers"),
     WrapValidator(_ascending),
 ]

@@ -38,6 +38,11 @@ class ShardRefused(UserError):
         self.origins = origins
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 shard`, `2 shards`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def capture_again(path: Path) -> str:
     """Return the remedy for a damaged file of a shard, with the command."""
     return f"to capture the shard again: rm -f {shlex.quote(str(path))} && snakemake --cores all"

@@ -53,6 +53,18 @@ class Capture:
     def receipts(self, shard_id: str) -> Path:
         return receipts_of(self.shard(shard_id))
 
+    def compact(self, shard_id: str, form: str) -> Path:
+        """Return the compact form of a shard.
+
+        Args:
+            form: name of the form, see `config.StorageOptions.form`.
+        """
+        return self.folder / "compact" / form / f"{shard_id}{SHARD_SUFFIX}"
+
+    def stored(self, shard_id: str, form: str) -> Path:
+        """Return the file that says what a shard's compact form holds; it is written last."""
+        return self.compact(shard_id, form).with_suffix(".json")
+
     def verified(self, shard_id: str) -> Path:
         """Return the file that says what verification found of a shard."""
         return self.verified_folder / f"{shard_id}.json"
@@ -120,14 +132,29 @@ class Capture:
             )
         }
 
+    def stored_ids(self, form: str | None = None) -> set[str]:
+        """Return the ids of the shards with a compact form, all that vouches for it included.
+
+        Args:
+            form: name of the form; None for any.
+        """
+        return {
+            path.stem
+            for path in self.folder.glob(f"compact/{form or '*'}/*.json")
+            if path.with_suffix(SHARD_SUFFIX).exists()
+            and self.verified(path.stem).exists()
+            and self.receipts(path.stem).exists()
+        }
+
+    def present_ids(self, form: str | None) -> set[str]:
+        """Return the ids of the shards that need no capture in a form; None: as captured."""
+        return self.whole_shard_ids() if form is None else self.stored_ids(form)
+
     def begun_shard_ids(self) -> set[str]:
         """Return the ids of the shards that have at least one file on the disk."""
         suffixes = (RECAPTURES_SUFFIX, RECEIPTS_SUFFIX, SHARD_SUFFIX)
-        return {
-            path.name.split(".")[0]
-            for path in self.shards.iterdir()
-            if path.name.endswith(suffixes)
-        }
+        files = [*self.shards.iterdir(), *self.folder.glob(f"compact/*/[!.]*{SHARD_SUFFIX}")]
+        return {path.name.split(".")[0] for path in files if path.name.endswith(suffixes)}
 
     def verified_ids(self) -> set[str]:
         """Return the ids of the shards that have passed verification."""
@@ -274,6 +301,7 @@ class Results:
             *("plan.json", "hub/*.json", "tokens/*.parquet", "tokens/*.json"),
             *("answers/*/prompts.*", "answers/*/*/*.parquet"),
             *("*/server.json", "*/parity.*", "*/shards/[!.]*", "*/verified/*.json"),
+            "*/compact/*/[!.]*",
             *("*/manifest.json", "*/samples.parquet", "*/exports/*/export.json"),
             *("report/*.html",),
         ):

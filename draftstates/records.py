@@ -316,6 +316,8 @@ class SampleReceipt(Record):
         position: position of the recaptured sample in the shard; of a prefix recapture only.
         next_tokens: of each row, such pairs of the most likely next tokens and of the token that
             follows; of a prefix recapture only.
+        last_state: final state of the last row in the stored dtype, in base64, where the shard
+            holds no final states.
     """
 
     sample_id: str
@@ -331,6 +333,7 @@ class SampleReceipt(Record):
     copied_from: str | None = None
     position: int | None = None
     next_tokens: list | None = None
+    last_state: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -490,6 +493,55 @@ class Verified(Document):
         if planned.answered:
             expected["compared answer tokens"] = planned.supervised_tokens
             found["compared answer tokens"] = self.figures.answer_tokens
+        if difference := first_difference(expected, found):
+            raise UserError(f"{path}: {difference}; {self.remedy(path)}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stored(Document):
+    """The compact form of a verified shard.
+
+    Attributes:
+        storage: how its states are stored; see `shards.compact.Storage`.
+        captured_checksum: checksum of the captured file, which verification read.
+        bytes: bytes of the compact file.
+        checksum: checksum of the compact file.
+        samples: checksum of each sample's states as stored, in order.
+    """
+
+    FORMAT = "draftstates.stored"
+    VERSION = 1
+    WHAT = "the record of a compact shard"
+    SEALED = True
+
+    shard_id: str
+    capture_key: str
+    storage: dict[str, Any]
+    captured_checksum: str
+    bytes: int
+    checksum: str
+    samples: Items[str]
+
+    @classmethod
+    def remedy(cls, path: Path) -> str:
+        return capture_again(path)
+
+    def check(self, path: Path, *, verified: Verified) -> None:
+        """Refuse a compact form that was not made of the file that verification read.
+
+        Args:
+            path: file that this record was read from.
+
+        Raises:
+            UserError: it was made of another file.
+        """
+        expected = {
+            "shard_id": verified.shard_id,
+            "capture_key": verified.capture_key,
+            "captured_checksum": verified.checksum,
+            "samples": len(verified.samples),
+        }
+        found = {**vars(self), "samples": len(self.samples)}
         if difference := first_difference(expected, found):
             raise UserError(f"{path}: {difference}; {self.remedy(path)}")
 

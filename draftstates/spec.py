@@ -40,7 +40,9 @@ class CaptureSpec(Record):
     Attributes:
         model: name of the target model for people; it does not enter the key.
         model_digest: digest of the target model's content.
-        residual_layers: ascending k of the captured r_k.
+        residual_layers: ascending k of the captured r_k; empty where the final state is all.
+        final_state: whether the final state of every token is captured; without it, receipts keep
+            that of each sample's last token, for alignment.
         engine_args: flags of the engine that change numbers, in `engine.flags.canonical` order.
         engine_env: environment variables that change numbers, `NAME=value` each, sorted.
     """
@@ -56,14 +58,17 @@ class CaptureSpec(Record):
     final_norm: str
     engine_args: Items[str] = ()
     engine_env: Items[str] = ()
+    final_state: bool = True
 
     def __post_init__(self) -> None:
         for name in ("residual_layers", "engine_args", "engine_env"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         layers = self.residual_layers
-        if list(layers) != sorted(set(layers)) or not layers:
+        if list(layers) != sorted(set(layers)):
             raise UserError(f"residual_layers must be ascending and distinct, found {list(layers)}")
-        if layers[0] < 0 or layers[-1] > self.num_layers:
+        if not layers and not self.final_state:
+            raise UserError("residual_layers is empty and final_state false: nothing to capture")
+        if layers and (layers[0] < 0 or layers[-1] > self.num_layers):
             raise UserError(
                 f"residual_layers must lie in 0..{self.num_layers} for {self.model}, found"
                 f" {list(layers)}"
@@ -83,6 +88,9 @@ class CaptureSpec(Record):
         fields = {
             name: value for name, value in dataclasses.asdict(self).items() if name != "model"
         }
+        if self.final_state:
+            # so a capture with final states keeps the key that it had before there was a choice
+            del fields["final_state"]
         return hashlib.sha256(
             json.dumps({**fields, "format_version": FORMAT_VERSION}, sort_keys=True).encode()
         ).hexdigest()
@@ -98,8 +106,8 @@ class CaptureSpec(Record):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one token's states: K layers and the final state."""
-        return (len(self.residual_layers) + 1) * self.final_row_bytes
+        """Bytes of one token's states: K layers and, where it is captured, the final state."""
+        return (len(self.residual_layers) + self.final_state) * self.final_row_bytes
 
     @property
     def final_row_bytes(self) -> int:

@@ -55,7 +55,7 @@ _CLOCK_SECONDS = 60.0
 _MOST_TOUCHED = 8
 ANY_CAPTURE = "[^/]+"
 # the other trainers use the target model's vocabulary, or make their own
-_WITH_VOCABULARY = ("speculators", "specforge")
+_WITH_VOCABULARY = ("speculators", "specforge", "nemo_automodel")
 _NO_IMAGE = "envs/tools.sif"
 # of parity on two cores: start, bytes and operations a second
 _IMPORTS_SECONDS, _READ_RATE, _COMPUTE_RATE = 15.0, 120e6, 30e9
@@ -299,17 +299,24 @@ def export_options(config: Configuration, trainer: str) -> str:
     return shlex.join(part for flag in flags for part in flag)
 
 
-def captures_without_present_shards(results: Path) -> str:
+def captures_without_present_shards(results: Path, form: str | None = None) -> str:
     """Return a regular expression for the wildcard `capture` that excludes every complete shard.
 
     The captured states depend on capture key and shard id alone, and both are in the path. So no
     rule makes a shard whose files all exist, and no change of rule text, script, parameter, image
     or age captures it a second time. To capture it a second time, delete it.
+
+    Args:
+        form: name of the form in which shards stay on the disk; None for as captured.
     """
     present = sorted(
-        re.escape(str(capture.shard(shard_id).relative_to(results).with_suffix("")))
+        re.escape(str(path.relative_to(results).with_suffix("")))
         for capture in Results(results).captures()
-        for shard_id in capture.whole_shard_ids()
+        for path in (
+            map(capture.shard, capture.whole_shard_ids())
+            if form is None
+            else (capture.compact(shard_id, form) for shard_id in capture.stored_ids(form))
+        )
     )
     return rf"(?!(?:{'|'.join(present)})\.){ANY_CAPTURE}" if present else ANY_CAPTURE
 

@@ -51,6 +51,9 @@ RESULTS = Results(CONFIG.results)
 CAPTURE = RESULTS.capture("{capture}")
 MODEL = CONFIG.model.path
 DEMO_DATA = Path("examples", "conversations.jsonl")
+# The name of the form in which shards stay on the disk; None for as captured.
+FORM = CONFIG.storage.form
+FORM_OPTION = f"--form {FORM}" if FORM else ""
 SOURCES = {source.name: source for source in CONFIG.data.sources}
 ANSWERED = sorted(name for name, source in SOURCES.items() if source.answers)
 
@@ -277,7 +280,21 @@ def planned_shards(path):
 
 
 def verified_files(wildcards):
-    return planned_shards(planned_capture().verified)
+    """Return the file that vouches for each planned shard: its verification, or its record."""
+    capture = planned_capture()
+    return planned_shards(capture.verified if FORM is None else in_form(capture.stored))
+
+
+def is_vouched_for(wildcards):
+    """Return whether receipts and verification of a shard lie beside its compact form."""
+    capture = RESULTS.capture(wildcards.capture)
+    record = capture.stored(wildcards.shard_id, FORM)
+    return not record.exists() or wildcards.shard_id in capture.stored_ids(FORM)
+
+
+def in_form(path):
+    """Return a method of the capture folder with the configured form as its second argument."""
+    return functools.partial(path, form=FORM)
 
 
 # From this many seconds on, extraction does not wait for parity.
@@ -332,7 +349,7 @@ def final_files(wildcards):
     The shards are among them: otherwise nobody would notice a missing shard of a present manifest.
     """
     capture = planned_capture()
-    shards = planned_shards(capture.shard)
+    shards = planned_shards(capture.shard if FORM is None else in_form(capture.compact))
     return [
         capture.parity_page,
         *shards,

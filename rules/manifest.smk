@@ -2,7 +2,8 @@
 
 REQUIRED INPUTS:
     plan = results/plan.json
-    verified = results/<capture>/verified/<shard_id>.json of every planned shard
+    verified = results/<capture>/verified/<shard_id>.json of every planned shard; with `storage`,
+        the records of their compact forms
     parity = results/<capture>/parity.json
 
 OUTPUTS:
@@ -32,13 +33,14 @@ rule manifest:
     params:
         capture_folder=subpath(output.manifest, parent=True),
         parity=CONFIG.checks.parity,
+        form=FORM_OPTION,
         code=ask.source_digest("shards"),
     shell:
         """
         exec python "$DRAFTSTATES_SCRIPTS/manifest.py" \
             --plan {input.plan:q} \
             --capture-folder {params.capture_folder:q} \
-            --parity {params.parity} \
+            --parity {params.parity} {params.form} \
             --output {output.manifest:q} \
             --samples {output.samples:q} >{log:q} 2>&1
         """

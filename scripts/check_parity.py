@@ -43,7 +43,8 @@ def main() -> None:
     capture = Capture(arguments.output.parent)
     plan.check_capture_folder(capture.folder)
     torch.set_num_threads(arguments.threads)
-    missing = {shard.shard_id for shard in plan.shards} - capture.whole_shard_ids()
+    present = capture.present_ids(settings.storage.form)
+    missing = {shard.shard_id for shard in plan.shards} - present
     server = server_settings(settings, spec=plan.capture, plan=arguments.plan)
     held = lease(server) if arguments.hold_server and missing else contextlib.nullcontext()
     with held:

@@ -48,7 +48,7 @@ def main() -> None:
         arguments.output.parent,
         spec.shard_bytes(samples=len(tokens.sample_ids), tokens=len(tokens.input_ids)),
     )
-    check_missing(plan, capture_folder=capture.folder)
+    check_missing(plan, capture_folder=capture.folder, form=settings.storage.form)
     server = server_settings(settings, spec=spec, plan=arguments.plan)
     with lease(server) as address:
         endpoint = Endpoint(

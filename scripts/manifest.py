@@ -28,6 +28,7 @@ def main() -> None:
         help="the capture's folder, with shards/ and verified/",
     )
     parser.add_argument("--parity", required=True, help="checks.parity: whether parity is required")
+    parser.add_argument("--form", help="form of the shards; as captured where left out")
     parser.add_argument("--output", type=Path, required=True, help="manifest.json")
     parser.add_argument("--samples", type=Path, required=True, help="samples.parquet")
     arguments = parser.parse_args()
@@ -39,6 +40,7 @@ def main() -> None:
         manifest=arguments.output,
         samples=arguments.samples,
         parity=arguments.parity,
+        form=arguments.form,
     )
     print(table(manifest, path=arguments.output))
 

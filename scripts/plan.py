@@ -56,6 +56,7 @@ def main() -> None:
             exclude=settings.exclude,
             deduplicate=settings.data.deduplicate,
             context_length=server_context(settings),
+            form=settings.storage.form,
         ),
     )
     plan.publish(arguments.output)

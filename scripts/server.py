@@ -26,7 +26,7 @@ def main() -> None:
     # The exports may have been configured after the plan was made.
     check_exports(settings, spec=spec)
     plan.check_capture_folder(arguments.output.parent)
-    check_missing(plan, capture_folder=arguments.output.parent)
+    check_missing(plan, capture_folder=arguments.output.parent, form=settings.storage.form)
     found = attestation_path(settings)
     found.parent.mkdir(parents=True, exist_ok=True)
     with lease(server_settings(settings, spec=spec, plan=arguments.plan)):

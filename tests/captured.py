@@ -3,6 +3,7 @@
 It has a tiny model's head, random states, and receipts as a server writes them.
 """
 
+import base64
 import dataclasses
 import json
 from collections.abc import Callable
@@ -119,7 +120,7 @@ def tiny_model(folder: Path) -> Path:
     return folder
 
 
-def capture(model: Path, *, samples: int = 12, seed: int = 0, **changes: str) -> Captured:
+def capture(model: Path, *, samples: int = 12, seed: int = 0, **changes: Any) -> Captured:
     """Capture random samples that all end in the same token, as whole chats do.
 
     Their most likely next token is mostly the same one too.
@@ -415,10 +416,11 @@ def _fill(
     receipts, first = [], 0
     with open(path, "r+b") as file:
         for name, ids_sent, *states in zip(names, tokens, hidden, final, strict=True):
-            raw = [part.contiguous().view(torch.uint8).numpy().tobytes() for part in states]
-            for content, (begin, width) in zip(raw, header.states().values(), strict=True):
+            by_name = dict(zip(("hidden_states", "final_hidden_state"), states, strict=True))
+            raw = {tensor: _bytes(by_name[tensor]) for tensor in header.states()}
+            for tensor, (begin, width) in header.states().items():
                 file.seek(begin + first * width)
-                file.write(content)
+                file.write(raw[tensor])
             receipts.append(
                 {
                     "sample_id": name,
@@ -427,8 +429,15 @@ def _fill(
                     "chunks": 1,
                     "cached_tokens": 0,
                     "ids_hash": ids.ids_hash(ids_sent),
-                    "checksum": layout.sample_checksum(*raw),
+                    "checksum": layout.sample_checksum(*raw.values()),
+                    "last_state": None
+                    if captured.spec.final_state
+                    else base64.b64encode(_bytes(states[1][-1:])).decode(),
                 }
             )
             first += len(ids_sent)
     return receipts
+
+
+def _bytes(states: torch.Tensor) -> bytes:
+    return states.contiguous().view(torch.uint8).numpy().tobytes()

@@ -41,6 +41,8 @@ GROUPS = {
     "workflow/test_graph.py": "graph",
     "workflow/test_anywhere.py": "anywhere",
     "workflow/test_failed_jobs.py": "failed jobs",
+    "workflow/test_damage.py": "preloaded",
+    "workflow/test_hostile_folders.py": "preloaded",
 }
 
 

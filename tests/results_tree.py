@@ -83,6 +83,7 @@ def make_results(folder: Path, *, shards: int = 2, source: str = "demo") -> Plan
         {"row": 7, "where": f"{HOSTILE[1]}, line 8", "reason": reason, "detail": HOSTILE[0]}
         for reason in SKIPPED
     ]
+    counts |= {"conversations": account.kept, "with_reasoning": 1, "with_tools": 0}
     said = {**counts, "failed": {}, "lost_turns": {HOSTILE[0]: 2}, "examples": examples}
     publish_accounting(said, results.accounting(source), tokens=results.tokens(source))
     place = results.capture(plan.capture_folder)

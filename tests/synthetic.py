@@ -48,6 +48,7 @@ def capture_spec(
     final_norm: str = "pre_norm",
     stored_dtype: str = "bfloat16",
     model_digest: str = "of no model",
+    final_state: bool = True,
 ) -> CaptureSpec:
     return CaptureSpec(
         model="tiny",
@@ -59,6 +60,7 @@ def capture_spec(
         hidden_size=hidden_size,
         residual_layers=tuple(layers),
         final_norm=final_norm,
+        final_state=final_state,
     )
 
 
@@ -238,21 +240,18 @@ def small(
 
 
 def norm_model(folder: Path, *, hidden_size: int = 16, model_type: str = "llama") -> Path:
-    """Write a model folder with nothing but a final norm, whose weight is random."""
+    """Write a model folder with nothing but embeddings, final norm and head, all random."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(
         json.dumps({"model_type": model_type, "rms_norm_eps": 1e-5, "vocab_size": 100})
     )
-    save_file(
-        {
-            "model.norm.weight": (
-                torch.rand(hidden_size, generator=torch.Generator().manual_seed(7)) + 0.5
-            )
-        },
-        folder / "model.safetensors",
-    )
+    draw = torch.Generator().manual_seed(7)
+    tensors = {"model.norm.weight": torch.rand(hidden_size, generator=draw) + 0.5}
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tensors[name] = torch.randn(100, hidden_size, generator=draw)
+    save_file(tensors, folder / "model.safetensors")
     return folder
 
 

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
-WORKFLOW = ("Snakefile", "rules", "scripts", "draftstates", "schemas", "profiles")
+WORKFLOW = ("Snakefile", "workflow", "rules", "scripts", "draftstates", "schemas", "profiles")
 
 
 def copy_workflow(folder: Path, *others: str) -> None:

@@ -94,7 +94,8 @@ class DestinationFile:
     receipts say which rows are written.
 
     Attributes:
-        states: first byte and bytes per row of `hidden_states` and `final_hidden_state`.
+        states: first byte and bytes per row of `hidden_states` and `final_hidden_state`, as far as
+            they are captured.
         rows: rows of the whole shard.
     """
 
@@ -235,6 +236,7 @@ def _compare(path: Path, header: layout.ShardHeader, settings: CaptureSettings) 
     expected = {
         "residual_layers": spec.residual_layers,
         "final_norm": spec.final_norm,
+        "final_state": spec.final_state,
         "stored dtype": STORED_DTYPES[spec.stored_dtype][0],
         # Last: the key differs wherever another value differs, and for another model or dtype.
         "capture key": spec.key,
@@ -242,7 +244,8 @@ def _compare(path: Path, header: layout.ShardHeader, settings: CaptureSettings) 
     found = {
         "residual_layers": header.residual_layers,
         "final_norm": header.metadata["final_norm"],
-        "stored dtype": header.tensors["hidden_states"][0],
+        "final_state": "final_hidden_state" in header.states(),
+        "stored dtype": header.dtype,
         "capture key": header.metadata["capture_key"],
     }
     if difference := first_difference(expected, found):

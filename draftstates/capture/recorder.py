@@ -5,7 +5,8 @@ stream and hands everything else to the writer threads.
 
 The side stream reads memory of our own alone, which no layer and no later pass writes: the taps
 have copied each r_k into one tensor, and this hook copies the final state and the ids. A row costs
-K + 1 states written once on the model's stream, and read once by the side stream.
+K + 1 states written once on the model's stream, and read once by the side stream; where the final
+state is not captured, that of a request's last row alone is read.
 """
 
 import importlib.metadata
@@ -230,13 +231,18 @@ class Recorder:
             block = self._pool.take()
             block.hold(len(inside))
             count = end - begin
-            sizes = (count * width * layers, count * width, count * _IDS_BYTES)
+            finals = final[begin:end]
+            if not self._settings.spec.final_state:
+                # of each request's rows, the last one's alone
+                finals = torch.stack([final[min(at + n, end) - 1] for *_, at, _, n in inside])
+            sizes = (count * width * layers, len(finals) * width, count * _IDS_BYTES)
             states, last, tail = block.memory[: sum(sizes)].split(sizes)
-            sources = (hidden[begin:end], final[begin:end], ids[begin:end])
+            sources = (hidden[begin:end], finals, ids[begin:end])
             ready = self._fill((states, last, tail), sources)
-            for destination, file, at, start, length in inside:
+            for number, (destination, file, at, start, length) in enumerate(inside):
                 first, stop = max(at, begin), min(at + length, end)
                 a, b = first - begin, stop - begin
+                c, d = (a, b) if self._settings.spec.final_state else (number, number + 1)
                 self._writers.put(
                     Job(
                         destination=destination,
@@ -245,7 +251,7 @@ class Recorder:
                         rows=stop - first,
                         chunk_start=first == at,
                         hidden=states[a * width * layers : b * width * layers],
-                        final=last[a * width : b * width],
+                        final=last[c * width : d * width],
                         ids=tail[a * _IDS_BYTES : b * _IDS_BYTES],
                         block=block,
                         ready=ready,
@@ -267,6 +273,8 @@ class Recorder:
         pairs = [
             (part, source.view(torch.uint8).flatten())
             for part, source in zip(host, sources, strict=True)
+            # nothing, where no r_k is captured
+            if len(part)
         ]
         if self._stream is None:
             for part, source in pairs:

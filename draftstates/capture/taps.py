@@ -127,6 +127,9 @@ class Taps:
             self._put(reading, k, hidden, residual if self._summed else None)
         self._awaited, self._batch = [], None
         self._active = self._everything = False
+        if active and not self._layers:
+            # the pass was seen, and no layer's rows are asked for
+            reading.rows = torch.empty(tokens, 0, self._hidden_size, dtype=self._dtype)
         if active and not reading.error:
             states = {k: (reading.state(k), tokens) for k in sorted(self._needed)}
             if everything:

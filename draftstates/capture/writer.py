@@ -6,11 +6,13 @@ chunk, half a gigabyte, after the GPU is done. A third thread would not help, be
 lets one thread at a time write to a file.
 """
 
+import base64
 import dataclasses
 import queue
 import threading
 import traceback
 from collections import OrderedDict
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -39,7 +41,8 @@ class Job:
         rows: number of rows.
         chunk_start: True if these rows begin a prefill chunk.
         hidden: uint8 view into the block, the rows' `hidden_states`.
-        final: uint8 view into the block, the rows' `final_hidden_state`.
+        final: uint8 view into the block, the rows' `final_hidden_state`; where that is not
+            captured, the final state of the last of these rows alone.
         ids: uint8 view into the block, the rows' int32 `input_ids`.
         block: the block that these views hold.
         ready: the event at which the copy into the block is complete; None on a CPU.
@@ -66,7 +69,10 @@ class _SampleProgress:
         self.rows = 0
         self.chunks = 0
         self.error: str | None = None
-        self.hidden, self.final, self.ids = xxhash.xxh3_128(), xxhash.xxh3_128(), xxhash.xxh3_64()
+        # by tensor of the file
+        self.states: dict[str, xxhash.xxh3_128] = {}
+        self.ids = xxhash.xxh3_64()
+        self.last_state: str | None = None
 
     def receipt(self, rid: str) -> protocol.Receipt:
         return protocol.Receipt(
@@ -75,7 +81,8 @@ class _SampleProgress:
             chunks=self.chunks,
             cached_tokens=self.cached_tokens,
             ids_hash=self.ids.hexdigest(),
-            checksum=combined_checksum(self.hidden, self.final),
+            checksum=combined_checksum(*self.states.values()),
+            last_state=self.last_state,
             error=self.error,
         )
 
@@ -134,14 +141,15 @@ class Writers:
         progress = _advance(job, samples)
         if progress is None:
             return
-        hidden, final = memoryview(job.hidden.numpy()), memoryview(job.final.numpy())
-        if len(hidden) + len(final) <= _SMALL_BYTES:
-            _put(job, hidden, final)
-            _sum(progress, job, hidden, final)
+        given = {"hidden_states": job.hidden, "final_hidden_state": job.final}
+        rows = {name: memoryview(given[name].numpy()) for name in job.file.states}
+        if sum(map(len, rows.values())) <= _SMALL_BYTES:
+            _put(job, rows)
+            _sum(progress, job, rows)
         else:
-            writing = self._pool.submit(_put, job, hidden, final)
+            writing = self._pool.submit(_put, job, rows)
             try:
-                _sum(progress, job, hidden, final)
+                _sum(progress, job, rows)
             finally:
                 # Also where the checksum failed: another job uses the block afterwards.
                 writing.result()
@@ -149,19 +157,20 @@ class Writers:
         progress.next += job.rows
         if progress.next < job.destination.rows:
             return
+        if "final_hidden_state" not in rows:
+            progress.last_state = base64.b64encode(job.final.numpy().tobytes()).decode()
         if job.file.finish_sample(progress.receipt(job.destination.rid)):
             self._destinations.sync_later(job.file)
 
 
-def _put(job: Job, hidden: memoryview, final: memoryview) -> None:
-    row = job.destination.first_row + job.start
-    job.file.write("hidden_states", row, hidden)
-    job.file.write("final_hidden_state", row, final)
+def _put(job: Job, rows: Mapping[str, memoryview]) -> None:
+    for name, data in rows.items():
+        job.file.write(name, job.destination.first_row + job.start, data)
 
 
-def _sum(progress: _SampleProgress, job: Job, hidden: memoryview, final: memoryview) -> None:
-    progress.hidden.update(hidden)
-    progress.final.update(final)
+def _sum(progress: _SampleProgress, job: Job, rows: Mapping[str, memoryview]) -> None:
+    for name, data in rows.items():
+        progress.states.setdefault(name, xxhash.xxh3_128()).update(data)
     progress.ids.update(memoryview(job.ids.numpy()))
 
 

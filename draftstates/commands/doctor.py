@@ -7,8 +7,8 @@ is. Nothing on the server changes, but its cache holds the prompts for a while.
 Without --url, it holds this machine to a configuration and says what will be the limit, and how
 long the capture takes.
 
-Exit status: 0 if nothing was found; 3 if a capture would be corrupted or does not fit, or if that
-cannot be told; 1 for errors.
+Exit status: 0 if nothing was found; 3 if a capture would be corrupted or does not fit, or if what a
+server does cannot be told; 1 for errors.
 """
 
 import argparse

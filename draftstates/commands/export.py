@@ -1,6 +1,6 @@
 """Export of a manifest in the format that a trainer reads.
 
-The trainers are speculators, SpecForge, Model-Optimizer and DeepSpec.
+The trainers are speculators, SpecForge, Model-Optimizer, NeMo Automodel and DeepSpec.
 """
 
 import argparse
@@ -57,6 +57,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--target-vocab-size", type=int, help="the model's, where it is not that of its config.json"
     )
     parser.add_argument(
+        "--seq-length",
+        type=int,
+        help="tokens that NeMo Automodel's samples are padded to; those of the longest one where"
+        " left out",
+    )
+    parser.add_argument(
+        "--target-probs-topk",
+        type=int,
+        help="probabilities to keep of each of NeMo Automodel's tokens; all where left out",
+    )
+    parser.add_argument(
         "--target-model",
         help="the model's name in the trainer's configuration (DeepSpec compares it)",
     )
@@ -85,6 +96,8 @@ def main(arguments: argparse.Namespace) -> None:
             draft_vocab_size=arguments.draft_vocab_size,
             target_vocab_size=arguments.target_vocab_size,
             target_model=arguments.target_model,
+            seq_length=arguments.seq_length,
+            target_probs_topk=arguments.target_probs_topk,
         ),
     )
     if arguments.json:

@@ -8,6 +8,7 @@ export holds, under any name, is linked and not written.
 import fcntl
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -56,7 +57,9 @@ class Builder:
         ):
             self.__exit__()
             raise UserError(
-                f"{self.output}: holds files that are not an export's: name another folder"
+                f"{self.output}: holds files that are not an export's: name another folder; if it"
+                f" is an export that has lost its {LEDGER}, run: rm -r"
+                f" {shlex.quote(str(self.output))} && snakemake --cores all"
             )
         self._done = self._read(self.partial)
         self._present = {content: name for name, content in self._read(self.output).items()}

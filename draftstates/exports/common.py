@@ -11,6 +11,7 @@ import torch
 from draftstates.errors import UserError
 from draftstates.exports.builder import Builder
 from draftstates.model.final_norm import FinalNorm
+from draftstates.model.folder import ModelFolder
 from draftstates.shards.dataset import ShardDataset
 from draftstates.shards.trainers import States
 
@@ -28,12 +29,18 @@ class Options:
         target_vocab_size: size of the target model's vocabulary, which a mapping needs.
         target_model: name of the target model in the trainer's configuration (DeepSpec compares the
             two names).
+        model: the target model; None where its folder is not named.
+        seq_length: tokens that each sample is padded to; None for those of the longest one.
+        target_probs_topk: probabilities to keep of each row; None for all.
     """
 
     dtype: torch.dtype | None = None
     draft_vocab_size: int | None = None
     target_vocab_size: int | None = None
     target_model: str | None = None
+    model: ModelFolder | None = None
+    seq_length: int | None = None
+    target_probs_topk: int | None = None
 
 
 def identity(dataset: ShardDataset, options: Options, norm: FinalNorm | None) -> str:

@@ -5,17 +5,12 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
 from draftstates.errors import UserError
 from draftstates.exports.builder import Builder
 from draftstates.files import file_checksum
-from draftstates.model.digest import check_content
-from draftstates.model.folder import ModelFolder
-from draftstates.model.head import read_head
 from draftstates.paths import Capture, samples_of
 from draftstates.records import Manifest, ManifestShard
 from draftstates.shards.compact import (
@@ -24,15 +19,11 @@ from draftstates.shards.compact import (
     CompactShard,
     Storage,
     TopToken,
-    compact_sample,
     write_compact,
 )
+from draftstates.shards.compacting import check_compact, check_source, top_token_of
 from draftstates.shards.dataset import check_table
 from draftstates.shards.layout import Shard
-from draftstates.spec import CaptureSpec
-
-# Rows whose logits are computed at a time.
-_ROWS = 1024
 
 
 def compact_manifest(
@@ -58,7 +49,7 @@ def compact_manifest(
         raise UserError(f"{manifest}: compact already: {document.storage}")
     if not (storage.fp8 or storage.supervised_rows):
         raise UserError("nothing to do: ask for fp8 or supervised_rows")
-    top_token = _top_token(model_folder, document.capture) if storage.keep_top_token else None
+    top_token = top_token_of(model_folder, document.capture) if storage.keep_top_token else None
     check_table(manifest, document)
     table = pq.read_table(samples_of(manifest))
     checksums = dict(zip(_places(table), table["checksum"].to_pylist(), strict=True))
@@ -68,8 +59,8 @@ def compact_manifest(
         copy = Capture(builder.partial)
         for entry in document.shards:
             source = Shard(manifest.parent / entry.path)
-            for index, sample_id in enumerate(source.header.sample_ids):
-                _check_source(source, index, sample_id, checksums[entry.shard_id, index])
+            named = [checksums[entry.shard_id, index] for index in range(len(source))]
+            check_source(source, named)
             path = copy.shard(entry.shard_id)
             name = path.relative_to(copy.folder).as_posix()
             _add_shard(builder, name, entry, source, storage, top_token)
@@ -103,83 +94,13 @@ def _add_shard(
     top_token: TopToken | None,
 ) -> None:
     """Add the compact form of a shard to the builder."""
-
-    def check(path: Path) -> None:
-        compact = CompactShard(path)
-        for index in range(len(source)):
-            _check_sample(compact, source, index, storage, top_token)
-
     builder.add(
         name,
         f"{entry.shard_id}-{entry.checksum}",
         lambda path: write_compact(source, path, storage, top_token),
-        check,
+        lambda path: check_compact(path, source, storage, top_token),
         check_kept=True,
     )
-
-
-def _check_source(source: Shard, index: int, sample_id: str, checksum: str) -> None:
-    """Refuse a sample whose states, tokens or mask are not those of the manifest."""
-    if source.checksum(index) != checksum:
-        raise UserError(
-            f"{source.path}: sample {sample_id} does not have the checksum that the manifest says"
-        )
-    if source.content_id(index) != sample_id:
-        raise UserError(
-            f"{source.path}: sample {sample_id} has other tokens or another mask than its id says"
-        )
-
-
-def _top_token(folder: Path | None, capture: CaptureSpec) -> TopToken:
-    """Return a function that gives the most likely token of final states."""
-    if folder is None:
-        raise UserError("keep_top_token needs the captured model's folder")
-    model = ModelFolder(folder)
-    check_content(model, expected=capture.model_digest)
-    head = read_head(model, final_norm=capture.final_norm)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    weight = head.weight.float().to(device)
-
-    def top_token(rows: torch.Tensor) -> torch.Tensor:
-        rows = head.norm(rows) if head.norm else rows
-        blocks = rows.float().to(device).split(_ROWS)
-        return (
-            torch.cat([(block @ weight.T).argmax(-1).cpu() for block in blocks])
-            if len(rows)
-            else torch.zeros(0, dtype=torch.int64)
-        )
-
-    return top_token
-
-
-def _check_sample(
-    compact: CompactShard, source: Shard, index: int, storage: Storage, top_token: TopToken | None
-) -> None:
-    """Compare a compact sample with what was to be written."""
-    expected, found = compact_sample(source, index, storage, top_token), compact.stored(index)
-    tokens = all(
-        np.array_equal(a, b)
-        for a, b in zip(compact.tokens(index), _tokens(source, index), strict=True)
-    )
-    same = all(
-        found[name].dtype == value.dtype and torch.equal(_raw(found[name]), _raw(value))
-        for name, value in expected.items()
-    )
-    if not tokens or not same:
-        raise UserError(
-            f"{compact.path}: sample {source.header.sample_ids[index]} reads back as something else"
-            " than was written"
-        )
-
-
-def _tokens(shard: Shard, index: int) -> tuple:
-    first, end = shard.rows(index)
-    return shard.input_ids[first:end], shard.loss_mask[first:end]
-
-
-def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    # torch does not compare e4m3 numbers.
-    return tensor.contiguous().view(torch.uint8)
 
 
 def _places(table: pa.Table) -> Iterator[tuple[str, int]]:

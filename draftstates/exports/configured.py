@@ -12,8 +12,8 @@ def check_exports(config: Configuration, *, spec: CaptureSpec) -> None:
 
     Raises:
         UserError: a vocabulary larger than the model's; a layer that is not captured or that the
-            trainer has no number for; a number format that the trainer does not read; or a norm
-            that the capture does not allow.
+            trainer has no number for; no layer or no final state where the trainer needs them; a
+            number format that the trainer does not read; or a norm that the capture does not allow.
     """
     model = ModelFolder(config.model.path)
     if config.draft_vocab_size is not None:
@@ -31,6 +31,9 @@ def _check(name: str, chosen: Export, spec: CaptureSpec, model: ModelFolder) -> 
     from draftstates.model.final_norm import FinalNorm, find_final
     from draftstates.shards.trainers import find_trainer
 
+    for key in ("seq_length", "target_probs_topk"):
+        if getattr(chosen, key) is not None and name != "nemo_automodel":
+            raise UserError(f"{key}: for nemo_automodel alone: leave it out")
     layers = chosen.residual_layers or [k for k in spec.residual_layers if k != spec.num_layers]
     if list(layers) != sorted(set(layers) & set(spec.residual_layers)):
         raise UserError(
@@ -40,9 +43,6 @@ def _check(name: str, chosen: Export, spec: CaptureSpec, model: ModelFolder) -> 
     find_trainer(name).layer_numbers(layers)
     find_trainer(name).check_dtype(chosen.dtype or spec.stored_dtype)
     wanted = chosen.final_norm or find_trainer(name).final_norm or spec.final_norm
-    norm = (
-        FinalNorm.from_model(model)
-        if (spec.final_norm, wanted) == ("pre_norm", "post_norm")
-        else None
-    )
+    stored = spec.final_norm if spec.final_state else "pre_norm"
+    norm = FinalNorm.from_model(model) if (stored, wanted) == ("pre_norm", "post_norm") else None
     find_final(capture=spec.document(), wanted=wanted, norm=norm)

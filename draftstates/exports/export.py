@@ -48,12 +48,11 @@ def export_manifest(
     if model_folder is not None:
         model = ModelFolder(model_folder)
         check_content(model, expected=capture.model_digest)
+        options = dataclasses.replace(options, model=model)
         if options.target_vocab_size is None:
             options = dataclasses.replace(options, target_vocab_size=model.vocab_size)
-        if (
-            capture.final_norm == "pre_norm"
-            and (final_norm or find_trainer(name).final_norm) == "post_norm"
-        ):
+        stored = capture.final_norm if capture.final_state else "pre_norm"
+        if stored == "pre_norm" and (final_norm or find_trainer(name).final_norm) == "post_norm":
             norm = FinalNorm.from_model(model)
     if options.draft_vocab_size is not None and options.target_vocab_size is None:
         raise UserError(

@@ -11,7 +11,7 @@ import numpy as np
 
 from draftstates.config import Checks, Extract
 from draftstates.containers import distinct, present_image
-from draftstates.errors import UserError
+from draftstates.errors import UserError, counted
 from draftstates.extract import protocol
 from draftstates.extract.client import Captured, Client, Endpoint, WaitedInVain, Work
 from draftstates.extract.progress import ProgressFile
@@ -231,7 +231,10 @@ def _failure(work: list[Work], reasons: dict[int, str], retries: int) -> str:
     lines = [f"  {name}: {reason}" for name, reason in list(named.items())[:20]]
     more = [f"  … and {len(named) - 20} more"] if len(named) > 20 else []
     return "\n".join(
-        [f"{len(named)} samples could not be captured in {retries + 1} attempts:"]
+        [
+            f"{counted(len(named), 'sample')} could not be captured in"
+            f" {counted(retries + 1, 'attempt')}:"
+        ]
         + lines
         + more
         + [
@@ -302,5 +305,6 @@ def _sample_receipt(
         ids_hash=receipt.ids_hash,
         checksum=receipt.checksum,
         position=position,
+        last_state=receipt.last_state,
         **(own if sample else {"next_tokens": item.rows}),
     )

@@ -22,7 +22,7 @@ class Running:
         done: tokens that are captured, those of prefix recaptures included.
         total: tokens to capture, those of prefix recaptures included.
         started: Unix time of the first request.
-        updated: Unix time when the file was written.
+        updated: Unix time when the file was written, by a clock that nobody sets meanwhile.
         server: URL of the server that captures.
     """
 
@@ -45,6 +45,7 @@ class ProgressFile:
     def __init__(self, folder: Path, *, shard_id: str, total: int, server: str) -> None:
         self._file = folder / _FILE
         now = time.time()
+        self._ahead = now - time.monotonic()
         self.running = Running(
             shard_id=shard_id, done=0, total=total, started=now, updated=now, server=server
         )
@@ -53,11 +54,14 @@ class ProgressFile:
     def add(self, tokens: int) -> None:
         written = self.running.updated
         self.running = dataclasses.replace(self.running, done=self.running.done + tokens)
-        if time.time() - written > _WRITE_SECONDS:
+        if self._now() - written > _WRITE_SECONDS:
             self._write()
 
+    def _now(self) -> float:
+        return time.monotonic() + self._ahead
+
     def _write(self) -> None:
-        self.running = dataclasses.replace(self.running, updated=time.time())
+        self.running = dataclasses.replace(self.running, updated=self._now())
         replace_text(self._file, json.dumps(dataclasses.asdict(self.running)))
 
 

@@ -93,6 +93,8 @@ class Receipt:
         cached_tokens: tokens before the first computed row.
         ids_hash: hash of the ids that the model's forward pass read for the rows written.
         checksum: checksum of the bytes that were written; see `layout.sample_checksum`.
+        last_state: final state of the last row in the stored dtype, in base64; None where the file
+            holds it.
     """
 
     rid: str
@@ -101,6 +103,7 @@ class Receipt:
     cached_tokens: int
     ids_hash: str
     checksum: str
+    last_state: str | None = None
     error: str | None = None
 
     def checked(self) -> "Receipt":
@@ -113,8 +116,9 @@ class Receipt:
             _checked(name, getattr(self, name), str)
         for name in ("rows", "chunks", "cached_tokens"):
             _checked(name, getattr(self, name), int)
-        if self.error is not None:
-            _checked("error", self.error, str)
+        for name in ("error", "last_state"):
+            if getattr(self, name) is not None:
+                _checked(name, getattr(self, name), str)
         return self
 
     def line(self) -> bytes:

@@ -150,7 +150,8 @@ def capture_spec(
 
     Args:
         name: the name for people; None for the folder's.
-        capture: residual_layers (see `chosen_layers`), final_norm, stored_dtype, compute_dtype.
+        capture: residual_layers (see `chosen_layers`), final_norm, stored_dtype, compute_dtype;
+            final_state, true where it is missing.
         engine_args: the engine's flags that change numbers, in one spelling and order.
         engine_env: the engine's variables that change numbers.
 
@@ -167,6 +168,7 @@ def capture_spec(
         hidden_size=model.hidden_size,
         residual_layers=chosen_layers(capture["residual_layers"], num_layers=model.num_layers),
         final_norm=capture["final_norm"],
+        final_state=capture.get("final_state", True),
         engine_args=tuple(engine_args),
         engine_env=tuple(f"{name}={value}" for name, value in sorted(engine_env.items())),
     )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # kind of wrapper holds the first.
 _TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
 _OUTER_CONFIG = "thinker_config"
+PARTS = (*_TEXT_CONFIGS, _OUTER_CONFIG)
 # Other names of a configuration's values, by the usual name.
 _OTHER_NAMES = {
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "layers_block_type"),
@@ -63,6 +64,13 @@ _NORM_TYPES = {
 }
 _NORMS = {name: kind for kind, names in _NORM_TYPES.items() for name in names.split()}
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_epsilon")
+_LOGIT_FACTORS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
+# keys that hold numbers
+NUMBERS = (
+    *(*_EPSILONS, *_LOGIT_FACTORS, "logits_scaling", "final_logit_softcapping"),
+    *("dim_model_base", "embedding_multiplier", "scale_emb"),
+    *("output_mult", "mup_scale_factor", "output_soft_cap_temp"),
+)
 
 # What no tap can read, by the key of `config.json` that tells it, or by the model's type or class.
 REFUSED_KEYS = {
@@ -266,8 +274,7 @@ def logits(text: Mapping[str, Any]) -> LogitForm:
     Granite divides by logits_scaling, TeleFLM by mup_scale_factor. Gemma caps at
     final_logit_softcapping, Muse at output_soft_cap_temp.
     """
-    factors = ("logit_scale", "lm_head_multiplier", "output_multiplier")
-    scale = math.prod(float(text.get(key) or 1.0) for key in factors)
+    scale = math.prod(float(text.get(key) or 1.0) for key in _LOGIT_FACTORS)
     if text.get("use_mup"):
         scale *= float(text["output_mult"]) / float(text["mup_scale_factor"])
     cap = text.get("final_logit_softcapping") or text.get("output_soft_cap_temp")

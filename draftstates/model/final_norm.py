@@ -101,12 +101,13 @@ class FinalSource:
     layer: int | None
     norm: FinalNorm | None
 
-    def __call__(self, hidden: torch.Tensor, final: torch.Tensor) -> torch.Tensor:
+    def __call__(self, hidden: torch.Tensor, final: torch.Tensor | None) -> torch.Tensor | None:
         """Return a sample's final state [n, H].
 
         Args:
             hidden: its stored layers, [n, K, H].
-            final: its stored final state, [n, H].
+            final: its stored final state, [n, H]; None where there is none, as then returned
+                unless it is taken from a layer.
         """
         rows = final if self.layer is None else hidden[:, self.layer]
         return rows if self.norm is None else self.norm(rows)
@@ -118,29 +119,38 @@ def find_final(
     """Decide how the final state `wanted` ("pre_norm" or "post_norm") is taken from this capture.
 
     Args:
-        capture: the manifest's `capture`, with `final_norm`, `residual_layers` and `num_layers`.
+        capture: the manifest's `capture`, with `final_norm`, `final_state`, `residual_layers` and
+            `num_layers`.
         wanted: the final state that the trainer reads.
         norm: the model's final norm, needed to make post_norm from pre_norm.
 
     Raises:
-        UserError: the capture does not allow it: a norm cannot be undone, and a missing norm is not
-            guessed.
+        UserError: the capture does not allow it: a norm cannot be undone, a missing norm is not
+            guessed, and there may be no final state.
     """
     stored = capture["final_norm"]
+    layers = list(capture["residual_layers"])  # type: ignore[call-overload]
+    last = layers.index(capture["num_layers"]) if capture["num_layers"] in layers else None
     if wanted not in ("pre_norm", "post_norm"):
         raise UserError(f"final_norm must be 'pre_norm' or 'post_norm', found {wanted!r}")
-    if stored == wanted:
+    held = capture.get("final_state", True)
+    if not held and last is None:
+        raise UserError(
+            f"{wanted} is asked for and the capture holds no final states: capture with"
+            f" final_state: true, or add r_{capture['num_layers']} to residual_layers (found"
+            f" {layers})"
+        )
+    if held and stored == wanted:
         return FinalSource(layer=None, norm=None)
     if wanted == "post_norm":
         if norm is None:
             raise UserError(
-                "post_norm is asked for and the capture holds pre_norm: give the model's folder,"
-                " for its final norm"
+                f"post_norm is asked for and the capture holds {'pre_norm' if held else 'r_N'}:"
+                " give the model's folder, for its final norm"
             )
-        return FinalSource(layer=None, norm=norm)
-    layers = list(capture["residual_layers"])  # type: ignore[call-overload]
-    if capture["num_layers"] in layers:
-        return FinalSource(layer=layers.index(capture["num_layers"]), norm=None)
+        return FinalSource(layer=None if held else last, norm=norm)
+    if last is not None:
+        return FinalSource(layer=last, norm=None)
     raise UserError(
         "pre_norm is asked for and the capture holds post_norm, which cannot be undone: capture"
         f" with final_norm: pre_norm, or add r_{capture['num_layers']} to residual_layers (found"

@@ -20,6 +20,8 @@ from draftstates.engine import flags
 from draftstates.errors import UserError
 from draftstates.hub import cache_folder, is_hub_id, model_name
 from draftstates.model.family import (
+    NUMBERS,
+    PARTS,
     check_capturable,
     final_norm,
     text_config,
@@ -56,6 +58,16 @@ _CONTEXT_LENGTHS = (
     "model_max_length",
     "max_position_embeddings",
 )
+# what the keys hold that are read here and elsewhere, in any part of `config.json`
+_NUMBER, _TEXT, _MAPPING, _LIST = "a finite number", "text", "a mapping", "a list of text"
+_KINDS = {
+    **dict.fromkeys(("factor", *_CONTEXT_LENGTHS, *NUMBERS), _NUMBER),
+    **dict.fromkeys(("model_type", "dtype", "torch_dtype", "quant_method"), _TEXT),
+    **dict.fromkeys(("rope_scaling", "rope_parameters", "quantization_config"), _MAPPING),
+    **dict.fromkeys(PARTS, _MAPPING),
+    "architectures": _LIST,
+}
+_LARGEST = 1e15
 _OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
 
 
@@ -99,13 +111,7 @@ class ModelFolder:
     @cached_property
     def text(self) -> dict[str, Any]:
         """Return the language model's part of `config.json`."""
-        text = text_config(self.config)
-        if not isinstance(text, dict):
-            raise UserError(
-                f"{self.config_path}: expected text_config as a mapping, found"
-                f" {type(text).__name__}: use the file as the model's authors published it"
-            )
-        return with_usual_names(text)
+        return with_usual_names(text_config(self.config))
 
     @property
     def model_type(self) -> str | None:
@@ -152,8 +158,6 @@ class ModelFolder:
         if not found:
             # NVIDIA's ModelOpt may describe the quantisation in a file of its own
             return "modelopt" if (self.path / "hf_quant_config.json").exists() else None
-        if not isinstance(found, dict):
-            raise self._wrong("quantization_config", "a mapping", found)
         return str(found.get("quant_method", "unknown"))
 
     @property
@@ -162,14 +166,13 @@ class ModelFolder:
 
         A multimodal wrapper may name them for its language model alone.
         """
-        found: set[object] = set()
+        found: list[object] = []
         for file in (self.path / "generation_config.json", self.config_path):
             if file.exists():
                 content = _read_mapping(file)
-                text = text_config(content)
-                for part in (content, text if isinstance(text, dict) else {}):
+                for part in (content, text_config(content)):
                     named = part.get("eos_token_id")
-                    found.update(named if isinstance(named, list) else [named])
+                    found += named if isinstance(named, list) else [named]
         return frozenset(token for token in found if isinstance(token, int))
 
     @property
@@ -217,15 +220,24 @@ class ModelFolder:
     def _count(self, key: str) -> int:
         found = self.text.get(key)
         if type(found) is not int or found < 1:
-            raise self._wrong(key, "a whole number above 0", found)
+            raise _wrong(self.config_path, key, "a whole number above 0", found)
         return found
 
-    def _wrong(self, key: str, expected: str, found: object) -> UserError:
-        return UserError(
-            f"{self.config_path}: expected {key}, {expected}, found"
-            f" {'no such key' if found is None else repr(found)}: use the file of a language model"
-            " as its authors published it"
-        )
+
+def _wrong(file: Path, key: str, expected: str, found: object) -> UserError:
+    return UserError(
+        f"{file}: expected {key}, {expected}, found"
+        f" {'no such key' if found is None else repr(found)}: use the file of a language model"
+        " as its authors published it"
+    )
+
+
+def _is(value: object, expected: str) -> bool:
+    if expected == _NUMBER:
+        return type(value) in (int, float) and abs(value) < _LARGEST
+    if expected == _LIST:
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    return isinstance(value, str if expected == _TEXT else dict)
 
 
 def unreadable_weights(file: Path, error: Exception) -> UserError:
@@ -262,7 +274,7 @@ def read_model_json(file: Path, **options: Any) -> Any:
     """
     try:
         return json.loads(file.read_bytes(), **options)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(
             f"{file}: expected JSON of a model, found {type(error).__name__}: {error}: download it"
             " again"
@@ -275,7 +287,20 @@ def _read_mapping(file: Path) -> dict[str, Any]:
         raise UserError(
             f"{file}: expected a mapping, found {type(found).__name__}: download it again"
         )
+    _check_kinds(file, found)
     return found
+
+
+def _check_kinds(file: Path, part: dict[str, Any]) -> None:
+    """Refuse a value of another kind than its key has, in a part of a model's configuration."""
+    for key, value in part.items():
+        expected = _KINDS.get(key)
+        if expected is None or value is None:
+            continue
+        if not _is(value, expected):
+            raise _wrong(file, key, expected, value)
+        if expected == _MAPPING:
+            _check_kinds(file, value)
 
 
 def check_model(config: Configuration) -> None:

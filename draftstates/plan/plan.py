@@ -14,11 +14,11 @@ from draftstates import ids
 from draftstates.config import Checks, Shards
 from draftstates.containers import distinct, present_image
 from draftstates.engine.flags import CONTEXT_FLAG
-from draftstates.errors import UserError
+from draftstates.errors import UserError, counted
 from draftstates.paths import Results
 from draftstates.plan.boundaries import segment
 from draftstates.plan.recaptures import choose_recaptures
-from draftstates.plan.room import check_room
+from draftstates.plan.room import check_room, kept_bytes, work_bytes
 from draftstates.plan.shard_tokens import write_shard_tokens
 from draftstates.records import (
     Accounting,
@@ -45,12 +45,14 @@ class PlanOptions(Shards, Checks):
         exclude: sample ids to leave out; some source must have each.
         deduplicate: whether a sample that an earlier source has is skipped.
         context_length: tokens that the server takes; None for no limit.
+        form: name of the form in which shards stay on the disk; None for as captured.
     """
 
     budget: int | None
     exclude: list[str]
     deduplicate: bool
     context_length: int | None = None
+    form: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,13 +62,15 @@ class _Cut:
     Attributes:
         shard_of: number of each sample's shard, int32 [S]; -1 for a dropped sample.
         entries: the source's shards as the plan lists them.
-        sizes: bytes of each shard with all that belongs to it.
+        sizes: bytes of each shard with all that belongs to it, as captured.
+        kept: bytes of each shard with all that belongs to it, in the form in which it stays.
     """
 
     index: SourceIndex
     shard_of: np.ndarray
     entries: list[PlannedShard]
     sizes: list[int]
+    kept: list[int]
     account: SourceAccount
 
 
@@ -102,7 +106,14 @@ def make_plan(
     names = [entry.shard_id for entry in entries]
     sizes = [size for cut in cuts for size in cut.sizes]
     folder = capture_folder(results, spec)
-    room = check_room(names, sizes, capture_folder=results / folder, budget=options.budget)
+    room = check_room(
+        names,
+        [size for cut in cuts for size in cut.kept],
+        capture_folder=results / folder,
+        budget=options.budget,
+        form=options.form,
+        work=work_bytes(sizes, form=options.form),
+    )
     for cut in cuts:
         write_shard_tokens(
             cut.index,
@@ -186,10 +197,11 @@ def check_lengths(
     if not len(long):
         return
     first = long[0]
+    more = f" (and so in {counted(len(long) - 1, 'more sample')})" if len(long) > 1 else ""
     raise UserError(
         f"source {index.source}: sample {index.names[first].decode()} of row {index.rows[first]}:"
         f" expected fewer tokens than the server's context of {context:,}, found"
-        f" {index.lengths[first]:,} (so do {len(long) - 1:,} more samples): set data.max_tokens to"
+        f" {index.lengths[first]:,}{more}: set data.max_tokens to"
         f" {context - 1} or less (over_long says whether they are skipped or cut), or, where the"
         f" model can take more, server.args: [{CONTEXT_FLAG}, <tokens>]"
     )
@@ -201,7 +213,7 @@ def _cut(index: SourceIndex, reasons: np.ndarray, spec: CaptureSpec, options: Pl
     names = [name.decode() for name in index.names[kept].tolist()]
     sizes = index.lengths[kept] * spec.token_bytes + OFFSET_BYTES
     shard_of = np.full(len(index.names), -1, dtype=np.int32)
-    entries, all_bytes = [], []
+    entries, all_bytes, kept_sizes = [], [], []
     for first, end in segment(
         names, sizes, min_bytes=options.min_bytes, max_bytes=options.max_bytes
     ):
@@ -226,11 +238,15 @@ def _cut(index: SourceIndex, reasons: np.ndarray, spec: CaptureSpec, options: Pl
             options=options,
         )
         all_bytes.append(entry.bytes + extra)
+        records = (end - first) * _BYTES_PER_SAMPLE + _BYTES_PER_SHARD
+        beside = extra if options.form is None else records
+        kept_sizes.append(kept_bytes(entry, spec=spec, form=options.form) + beside)
     return _Cut(
         index=index,
         shard_of=shard_of,
         entries=entries,
         sizes=all_bytes,
+        kept=kept_sizes,
         account=_account(index, reasons),
     )
 

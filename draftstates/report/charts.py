@@ -19,8 +19,8 @@ _PARITY = {
     "median": "median row",
     "worst": "worst row",
     "limit": "limit of the median",
-    "alone": "layer alone, median row",
-    "alone_limit": "its limit",
+    "alone": "alone, median row",
+    "alone_limit": "alone, limit",
 }
 LEGEND = alt.Legend(title=None, orient="top", symbolOpacity=1, columns=4)
 # position 0 is at 1/2 on the axis of doublings
@@ -212,6 +212,8 @@ def of_parity(layers: Sequence[Mapping[str, Any]]) -> Chart:
         for field, what in _PARITY.items()
         if layer.get(field)
     ]
+    shown = {row["what"] for row in rows}
+    kinds = alt.Scale(domain=[what for what in _PARITY.values() if what in shown])
     chart = (
         alt.Chart(alt.Data(values=rows))
         .mark_point(filled=True, size=70)
@@ -220,8 +222,8 @@ def of_parity(layers: Sequence[Mapping[str, Any]]) -> Chart:
             x=alt.X(
                 "distance:Q", title="distance over the row's norm", scale=alt.Scale(type="log")
             ).axis(format="~e", tickCount=6),
-            shape=alt.Shape("what:N", sort=list(_PARITY.values()), legend=LEGEND),
-            color=alt.Color("what:N", sort=list(_PARITY.values()), legend=LEGEND),
+            shape=alt.Shape("what:N", scale=kinds, legend=LEGEND),
+            color=alt.Color("what:N", scale=kinds, legend=LEGEND),
             tooltip=["layer:N", "what:N", alt.Tooltip("distance:Q", format=".3g")],
         )
     )

@@ -208,6 +208,8 @@ class Asker:
         deadline = time.monotonic() + _RECEIPT_SECONDS
         while time.monotonic() < deadline:
             for receipt in receipts.reader.new():
+                if receipt.error:
+                    raise UserError(f"{self._url}: the plug-in could not write: {receipt.error}")
                 if receipt.rid == destination.rid:
                     return receipt
             time.sleep(0.02)

@@ -146,6 +146,15 @@ def judge(seen: dict[str, Seen], info: dict[str, Any]) -> list[Finding]:
         seen: what came back, by the name of the prompt.
         info: the server's own arguments.
     """
+    unique = seen["of its own"]
+    plain = _plain(unique)
+    if unique.rows is not None and unique.sent - unique.rows > (unique.cached or 0):
+        why = "Rows are missing even without it, so that its own effect cannot be told."
+        others = ("radix cache", "chunked prefill", "warm-up")
+        return [
+            plain,
+            *(Finding(subject=s, verdict="unknown", certainty="none", why=why) for s in others),
+        ]
     again, shared = seen["the same again"], seen["shares a prefix"]
     fresh = seen["a fresh extra_key"]
     cache = _radix_cache(again, shared, fresh, info)
@@ -153,7 +162,7 @@ def judge(seen: dict[str, Seen], info: dict[str, Any]) -> list[Finding]:
     if cache.verdict == "corrupts":
         found.append(_extra_key(fresh))
     return [
-        _plain(seen["of its own"]),
+        plain,
         *found,
         _chunks(seen["longer than a chunk"], info),
         _warm_up(seen["begins like the warm-up"], cache, info),

@@ -131,7 +131,7 @@ def checks_of(plan: Plan, trust: Mapping[str, Any]) -> list[dict[str, str]]:
     samples, tokens = (sum(shard[name] for shard in shards) for name in ("samples", "tokens"))
     again = sum(shard["recaptures"] for shard in shards)
     rows = sum(shard["recaptured_tokens"] for shard in shards)
-    states = len(plan.capture.residual_layers) + 1
+    states = len(plan.capture.residual_layers) + plan.capture.final_state
     found = [
         (
             "Counts",
@@ -146,7 +146,8 @@ def checks_of(plan: Plan, trust: Mapping[str, Any]) -> list[dict[str, str]]:
         (
             "Alignment",
             f"{samples:,} samples",
-            "the head, applied to the last state, gives the next tokens that the server returned",
+            "the head, applied to the last state, gives the next tokens that the server returned"
+            + ("" if plan.capture.final_state else "; the receipts hold that state alone"),
         ),
         (
             "Prefix recaptures",

@@ -140,10 +140,9 @@ def _head(numbers: Numbers) -> dict[str, Any]:
     plan, found = numbers.plan, numbers.statistics
     spec, totals = plan.capture, plan.accounting.totals
     layers = ", ".join(f"r_{k}" for k in spec.residual_layers)
-    states = (
-        f"{layers} and the final state ({spec.final_norm}) of every token, stored in"
-        f" {spec.stored_dtype}"
-    )
+    final = f"the final state ({spec.final_norm})" if spec.final_state else ""
+    states = f"{' and '.join(filter(None, [layers, final]))} of every token, stored in"
+    states += f" {spec.stored_dtype}"
     sources = "1 source" if len(found["sources"]) == 1 else f"{len(found['sources'])} sources"
     of_what = f"{of_count(totals.samples)} samples of {sources}"
     supervised = totals.supervised_tokens / max(totals.tokens, 1)

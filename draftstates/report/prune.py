@@ -1,4 +1,7 @@
-"""Removal of killed jobs' files, and of shards that no manifest lists and no plan asks for."""
+"""Removal of killed jobs' files, and of shards that no manifest lists and no plan asks for.
+
+Of a listed shard, files in another form than the listed one are removed.
+"""
 
 import dataclasses
 import shutil
@@ -40,7 +43,7 @@ def unfinished(results: Path) -> list[Unfinished]:
 
 
 def unlisted(results: Path) -> list[Unlisted]:
-    """Return the shards below `results` that no manifest lists and no plan asks for.
+    """Return the shards below `results` that no manifest lists in this form and no plan asks for.
 
     The manifest is that of the shard's capture folder, the plan is the present one. A capture
     folder without a manifest is left alone, since its capture may be unfinished.
@@ -55,9 +58,13 @@ def unlisted(results: Path) -> list[Unlisted]:
         # A folder without verified/ is a compact copy.
         if not capture.manifest.exists() or not capture.verified_folder.is_dir():
             continue
-        for name in sorted(capture.begun_shard_ids() - _listed(capture.manifest)):
-            if (capture.name, name) not in planned:
-                present = [file for file in _files(capture, name) if file.exists()]
+        listed = _listed(capture.manifest)
+        for name in sorted(capture.begun_shard_ids()):
+            if (capture.name, name) in planned and name not in listed:
+                continue
+            kept = _kept(capture, name, listed[name]) if name in listed else set()
+            present = [file for file in _files(capture, name) if file.exists()]
+            if present := [file for file in present if file not in kept]:
                 found.append(
                     Unlisted(
                         capture_folder=capture.name,
@@ -76,14 +83,28 @@ def _files(capture: Capture, shard_id: str) -> list[Path]:
     states.
     """
     return [
-        path(shard_id)
-        for path in (capture.verified, capture.receipts, capture.recaptures, capture.shard)
+        capture.verified(shard_id),
+        capture.receipts(shard_id),
+        *sorted(capture.folder.glob(f"compact/*/{shard_id}.*")),
+        capture.recaptures(shard_id),
+        capture.shard(shard_id),
     ]
 
 
-def _listed(path: Path) -> set[str]:
+def _kept(capture: Capture, shard_id: str, listed: Path) -> set[Path]:
+    """Return the files that belong to the file that a manifest lists of a shard.
+
+    The others are its captured file where the compact form is listed, and other compact forms.
+    """
+    beside = {capture.verified(shard_id), capture.receipts(shard_id), listed}
+    captured = listed == capture.shard(shard_id)
+    return beside | {capture.recaptures(shard_id) if captured else listed.with_suffix(".json")}
+
+
+def _listed(path: Path) -> dict[str, Path]:
+    """Return the file of each shard that a manifest lists, by the shard's id."""
     try:
-        return {shard.shard_id for shard in Manifest.read(path).shards}
+        return {shard.shard_id: path.parent / shard.path for shard in Manifest.read(path).shards}
     except UserError as error:
         raise UserError(f"{error}; no file was removed") from error
 

@@ -19,6 +19,14 @@ _SHARES = (0.5, 0.9, 0.99)
 EDGES = tuple(int(round(2 ** (step / 2))) for step in range(4, 45))
 MOST_TURNS = 20
 _EXAMPLES = 2
+# of the accounting; the last three are of kept rows that are no tokens
+_COUNTED = (
+    "duplicate_samples",
+    "cut_samples",
+    "conversations",
+    "with_reasoning",
+    "with_tools",
+)
 # a prefix is counted at every so many tokens; more tokens need wider steps to fit into memory
 _STEP, _WIDE_STEP, _MOST_TOKENS = 16, 128, 1 << 28
 _MOST_PARTS = 2048
@@ -103,7 +111,7 @@ def _of_source(index: SourceIndex) -> dict[str, Any]:
         "supervised_share": round(supervised / max(tokens, 1), 4),
         "lengths": _spread(index.lengths),
         "supervised": _spread(index.supervised),
-        **{name: said.get(name, 0) for name in ("duplicate_samples", "cut_samples")},
+        **{name: said.get(name, 0) for name in _COUNTED},
         **{name: said.get(name, {}) for name in ("lost_turns", "not_rendered", "not_used")},
         "examples": examples,
         "answers": said.get("answers"),

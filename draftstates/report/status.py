@@ -72,7 +72,8 @@ def look(results: Path) -> Status:
     """
     plan = Plan.read(Results(results).plan)
     capture, now = Results(results).capture(plan.capture_folder), time.time()
-    present, verified = capture.shard_ids(), capture.verified_ids()
+    present = capture.shard_ids() | capture.stored_ids()
+    verified = capture.verified_ids()
     ids = {shard.shard_id: shard.tokens for shard in plan.shards}
     under_way = [
         each

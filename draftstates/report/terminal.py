@@ -28,7 +28,7 @@ _OF_JOBS = {"JOB_INFO", "GROUP_INFO", "JOB_STARTED", "SHELLCMD", "PROGRESS", "RE
 _NOISE = ("Select jobs to execute", "Execute ", "DAG of jobs will be updated", "Touching output")
 _FINISHED = re.compile(r"\(Rule: (\w+)\)")
 # Rules with a job for each shard: one line a minute tells of them together.
-_OF_SHARDS = {"answer", "extract", "verify", "all"}
+_OF_SHARDS = {"answer", "extract", "verify", "compact", "all"}
 
 
 class Watch:

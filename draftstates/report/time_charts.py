@@ -7,6 +7,9 @@ import altair as alt
 
 from draftstates.report.charts import MOST_TICKS, Chart, coloured, spec
 
+# of the chart of jobs, from above
+_STAGES = ["server", "extract", "verify", "compact"]
+
 
 def of_rates(times: Mapping[str, Any]) -> Chart:
     """Return the tokens per second of each server over time, with starts and restarts."""
@@ -127,8 +130,8 @@ def of_jobs(times: Mapping[str, Any]) -> Chart:
         .encode(
             x=_time("start:T", times),
             x2="end:T",
-            y=alt.Y("stage:N", title=None, sort=["server", "extract", "verify"]),
-            color=alt.Color("stage:N", legend=None, sort=["server", "extract", "verify"]),
+            y=alt.Y("stage:N", title=None, sort=_STAGES),
+            color=alt.Color("stage:N", legend=None, sort=_STAGES),
             tooltip=[
                 alt.Tooltip("stage:N"),
                 alt.Tooltip("name:N", title="shard"),

@@ -15,7 +15,9 @@ from draftstates.paths import Results
 from draftstates.records import Plan
 
 # in the order of the data; of other jobs, only those of the run's own capture count
-STAGES = ("tokenise", "plan", "server", "extract", "verify", "manifest", "export")
+STAGES = ("tokenise", "plan", "server", "extract", "verify", "compact", "manifest", "export")
+# with compact storage, one job captures a shard, verifies and rewrites it
+_CAPTURING = ("extract", "compact")
 _BINS = 120
 # longest time that a batch's tokens are spread over, when no other batch follows
 _BATCH_SECONDS = 60.0
@@ -52,7 +54,7 @@ def timeline(results: Results, plan: Plan) -> dict[str, Any]:
             continue
         stages[stage]["jobs"] += 1
         stages[stage]["seconds"] += seconds
-        if stage not in ("server", "extract", "verify"):
+        if stage not in ("server", "verify", *_CAPTURING):
             continue
         end = path.stat().st_mtime
         job = {"stage": stage, "name": name, "start": end - seconds, "end": end}
@@ -64,7 +66,7 @@ def timeline(results: Results, plan: Plan) -> dict[str, Any]:
         jobs.append(job)
     jobs, earlier = _last_run(jobs)
     extractions = sorted(
-        (job for job in jobs if job["stage"] == "extract"), key=lambda job: job["end"]
+        (job for job in jobs if job["stage"] in _CAPTURING), key=lambda job: job["end"]
     )
     begin = min((job["start"] for job in jobs), default=0.0)
     return {
@@ -88,7 +90,7 @@ def _last_run(jobs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
         if job["start"] > last + _PAUSE_SECONDS:
             first = number
         last = max(last, job["end"])
-    return jobs[first:], sum(job["stage"] == "extract" for job in jobs[:first])
+    return jobs[first:], sum(job["stage"] in _CAPTURING for job in jobs[:first])
 
 
 def _benchmarks(results: Results, capture: str) -> Iterator[tuple[str, str, Path]]:

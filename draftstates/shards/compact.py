@@ -41,7 +41,7 @@ from safetensors import SafetensorError, safe_open
 
 from draftstates.errors import UserError
 from draftstates.files import check_version
-from draftstates.shards.layout import Shard, safetensors_header, sample_checksum
+from draftstates.shards.layout import Shard, safetensors_header, sample_checksum, whole_states
 from draftstates.spec import torch_dtype
 
 FORMAT = "draftstates.compact"
@@ -121,12 +121,15 @@ def compact_sample(
         top_token: function that `keep_top_token` needs; not used otherwise.
     """
     sample = shard.sample(index)
-    hidden, final = sample["hidden_states"], sample["final_hidden_state"]
+    found = {name: sample[name] for name in shard.header.states()}
+    if storage.fp8 and "hidden_states" in found:
+        found["hidden_states"], found["hidden_scales"] = quantise(found["hidden_states"])
+    final = found.get("final_hidden_state")
+    if final is None:
+        return found
     if storage.supervised_rows:
         final = final[torch.from_numpy(rows_of_loss(sample["loss_mask"].numpy()))]
-    found = {"hidden_states": hidden, "final_hidden_state": final}
-    if storage.fp8:
-        found["hidden_states"], found["hidden_scales"] = quantise(hidden)
+    found["final_hidden_state"] = final
     if storage.fp8 == "all":
         found["final_hidden_state"], found["final_scales"] = quantise(final)
     if storage.keep_top_token and top_token is not None:
@@ -144,10 +147,12 @@ def write_compact(
 
     The caller gives the file its final name.
     """
+    finals = "final_hidden_state" in source.header.states()
     kept = [
         int(rows_of_loss(source.loss_mask[a:b]).sum()) if storage.supervised_rows else b - a
         for a, b in zip(source.offsets[:-1].tolist(), source.offsets[1:].tolist(), strict=True)
     ]
+    kept = kept if finals else [0] * len(source)
     metadata = _metadata(source, storage)
 
     def header(*, exact: int, length: int = 0) -> tuple[bytes, dict[str, int]]:
@@ -176,7 +181,7 @@ def write_compact(
                     put(name, _bytes(tensor))
         counts = [len(rows) for rows in exact["exact_rows"]]
         text, at = header(exact=sum(counts), length=room)
-        if storage.keep_top_token:
+        if storage.keep_top_token and finals:
             put("exact_offsets", _running_sum(counts))
             for name, tensors in exact.items():
                 put(name, _bytes(torch.cat(tensors)))
@@ -195,19 +200,25 @@ def _shapes(
         finals: number of final states that are kept.
         exact: number of final states that are stored in full beside their e4m3 codes.
     """
-    stored, (rows, layers, width) = source.header.tensors["hidden_states"][:2]
-    samples = len(source)
+    stored, rows, samples = source.header.dtype, len(source.input_ids), len(source)
+    row_shapes = source.header.row_shapes()
     shapes = {
         "offsets": ("I64", [samples + 1]),
         "final_offsets": ("I64", [samples + 1]),
         "input_ids": ("I32", [rows]),
         "loss_mask": ("U8", [rows]),
-        "hidden_states": (_E4M3 if storage.fp8 else stored, [rows, layers, width]),
-        "final_hidden_state": (_E4M3 if storage.fp8 == "all" else stored, [finals, width]),
     }
-    if storage.fp8:
-        shapes["hidden_scales"] = ("F32", [rows, layers])
-    if storage.fp8 == "all":
+    if "hidden_states" in row_shapes:
+        layers, width = row_shapes["hidden_states"]
+        shapes["hidden_states"] = (_E4M3 if storage.fp8 else stored, [rows, layers, width])
+        if storage.fp8:
+            shapes["hidden_scales"] = ("F32", [rows, layers])
+    if "final_hidden_state" not in row_shapes:
+        return shapes
+    (width,) = row_shapes["final_hidden_state"]
+    whole = storage.fp8 != "all"
+    shapes["final_hidden_state"] = (stored if whole else _E4M3, [finals, width])
+    if not whole:
         shapes["final_scales"] = ("F32", [finals])
     if storage.keep_top_token:
         shapes["exact_offsets"] = ("I64", [samples + 1])
@@ -245,7 +256,9 @@ class CompactShard:
         try:
             self._file = safe_open(self.path, framework="pt")
         except (SafetensorError, OSError) as error:
-            raise UserError(f"{self.path}: not a whole safetensors file: {error}") from error
+            raise UserError(
+                f"{self.path}: not a whole safetensors file: {error}; {self._remedy}"
+            ) from error
         self.metadata: dict[str, str] = self._file.metadata() or {}
         version = self.metadata.get("format_version", "")
         check_version(
@@ -258,11 +271,13 @@ class CompactShard:
         with self._named("its header"):
             self.storage = Storage(**json.loads(self.metadata["storage"]))
             self._dtype = torch_dtype(self.metadata["stored_dtype"])
+        self._names = frozenset(self._file.keys())
 
     @property
     def _remedy(self) -> str:
         return (
-            f"to write it again: rm -f {shlex.quote(str(self.path))}, then run draftstates compact"
+            f"to write it again: rm -f {shlex.quote(str(self.path))}, then run draftstates compact,"
+            " or the workflow where `storage` made it"
         )
 
     @contextlib.contextmanager
@@ -313,35 +328,41 @@ class CompactShard:
         """Return the states of sample `index` as the file holds them."""
         rows = slice(int(self._offsets[index]), int(self._offsets[index + 1]))
         final = slice(int(self._final_offsets[index]), int(self._final_offsets[index + 1]))
-        names = {"hidden_states": rows, "final_hidden_state": final}
-        if self.storage.fp8:
-            names["hidden_scales"] = rows
-        if self.storage.fp8 == "all":
-            names["final_scales"] = final
-        if self.storage.keep_top_token:
+        places = {"hidden_states": rows, "final_hidden_state": final}
+        places |= {"hidden_scales": rows, "final_scales": final}
+        if "exact_offsets" in self._names:
             exact = slice(int(self._exact_offsets[index]), int(self._exact_offsets[index + 1]))
-            names |= {"exact_rows": exact, "exact_final": exact}
-        return {name: self._file.get_slice(name)[where] for name, where in names.items()}
+            places |= {"exact_rows": exact, "exact_final": exact}
+        return {
+            name: self._file.get_slice(name)[where]
+            for name, where in places.items()
+            if name in self._names
+        }
 
-    def states(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the layers [n, K, H] and the final state [n, H] of sample `index`."""
+    def states(self, index: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the layers [n, K, H] and the final state [n, H] of sample `index`.
+
+        What is not captured has K = 0, or is None.
+        """
         with self._named(f"sample {index}"):
             return self._states(index)
 
-    def _states(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _states(self, index: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         stored = self.stored(index)
-        hidden, final = stored["hidden_states"], stored["final_hidden_state"]
-        if self.storage.fp8:
-            hidden = dequantise(hidden, stored["hidden_scales"], self._dtype)
-        if self.storage.fp8 == "all":
-            final = dequantise(final, stored["final_scales"], self._dtype)
-        if self.storage.keep_top_token:
+        for name, scales in (
+            ("hidden_states", "hidden_scales"),
+            ("final_hidden_state", "final_scales"),
+        ):
+            if scales in stored:
+                stored[name] = dequantise(stored[name], stored[scales], self._dtype)
+        final = stored.get("final_hidden_state")
+        if "exact_rows" in stored:
             final[stored["exact_rows"]] = stored["exact_final"]
-        if self.storage.supervised_rows:
-            whole = final.new_zeros((len(hidden), final.shape[-1]))
+        if self.storage.supervised_rows and final is not None:
+            whole = final.new_zeros((self.length(index), final.shape[-1]))
             whole[torch.from_numpy(rows_of_loss(self.tokens(index)[1]))] = final
-            final = whole
-        return hidden, final
+            stored["final_hidden_state"] = whole
+        return whole_states(stored)
 
     def checksum(self, index: int) -> str:
         """Return the checksum of sample `index` over its stored tensors (see `sample_checksum`)."""

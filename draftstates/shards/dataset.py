@@ -148,8 +148,9 @@ class ShardDataset(Dataset):
     state that no loss reads may be zeros.
 
     Item i is a dict with the tensor names of `trainer`. With the default it has
-    `input_ids` int64 [n], `loss_mask` bool [n], `hidden_states` [n, K, H] in ascending k and
-    `final_hidden_state` [n, H], states in the stored dtype. A slice is a dataset of its samples.
+    `input_ids` int64 [n], `loss_mask` bool [n], `hidden_states` [n, K, H] in ascending k (K may be
+    0) and, where it is captured, `final_hidden_state` [n, H], states in the stored dtype. A slice
+    is a dataset of its samples.
 
     Args:
         manifest: a capture folder, or the path of its `manifest.json`; `samples.parquet` lies
@@ -194,9 +195,11 @@ class ShardDataset(Dataset):
         self.residual_layers: list[int] = _choose_layers(self.path, self.capture, residual_layers)
         self.layer_numbers: list[int] = self.trainer.layer_numbers(self.residual_layers)
         self.final_norm: str = final_norm or self.trainer.final_norm or self.capture.final_norm
-        self._final: FinalSource = find_final(
-            capture=self.capture.document(), wanted=self.final_norm, norm=norm
-        )
+        self._final = FinalSource(layer=None, norm=None)
+        if self.capture.final_state or final_norm or self.trainer.final_norm:
+            self._final = find_final(
+                capture=self.capture.document(), wanted=self.final_norm, norm=norm
+            )
         captured = list(self.capture.residual_layers)
         self._slots: list[int] | None = [captured.index(k) for k in self.residual_layers]
         if self._slots == list(range(len(captured))):
@@ -295,7 +298,7 @@ class ShardDataset(Dataset):
         if shard.length(position) != self.index.tokens[i]:
             raise UserError(
                 f"{shard.path}: sample {self.sample_id(i)} has {shard.length(position)} rows, the"
-                f" manifest says {self.index.tokens[i]}"
+                f" manifest says {self.index.tokens[i]}; {capture_again(shard.path)}"
             )
         return shard, position
 
@@ -312,6 +315,10 @@ class ShardDataset(Dataset):
                     f"{path}: {self.path} lists this shard, but it cannot be read:"
                     f" {error.strerror}; {capture_again(path)}"
                 ) from error
+            except UserError as error:
+                if self.storage is not None:
+                    raise
+                raise UserError(f"{error}; {capture_again(path)}") from error
             _check_shard(shard, entry, self.capture)
             if len(self._open) >= _OPEN_SHARDS:
                 self._open.popitem(last=False)

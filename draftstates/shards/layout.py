@@ -1,12 +1,13 @@
 """The shard file: a safetensors file that is laid out before capture and filled in place.
 
-The server writes each sample's states at the sample's row offset.
+The server writes each sample's states at the sample's row offset. A capture may have no layers, or
+no final state (`CaptureSpec.final_state`): then the file lacks the tensor.
 
 | tensor               | dtype, shape              |
 | -------------------- | ------------------------- |
 | `offsets`            | int64 [S+1]               | rows of sample i are offsets[i]:offsets[i+1]
-| `hidden_states`      | stored dtype [T, K, H]    | r_k in ascending k
-| `final_hidden_state` | stored dtype [T, H]       | post- or pre-norm, as `final_norm` says
+| `hidden_states`      | stored dtype [T, K, H]    | r_k in ascending k; may miss
+| `final_hidden_state` | stored dtype [T, H]       | pre- or post-norm: `final_norm`; may miss
 | `input_ids`          | int32 [T]                 |
 | `loss_mask`          | uint8 [T]                 | 1 = a supervised token
 
@@ -39,8 +40,10 @@ if TYPE_CHECKING:
     import torch
 
 FORMAT = "draftstates.shard"
+# the tensors that the server fills, in the order of the file; a capture may lack one of them
+_STATES = ("hidden_states", "final_hidden_state")
 # bytes of an element by safetensors' name of its number format
-_ITEM_BYTES = {**dict(STORED_DTYPES.values()), "F8_E4M3": 1, "I32": 4, "I64": 8, "U8": 1}
+_ITEM_BYTES = {**dict(STORED_DTYPES.values()), "F8_E4M3": 1, "I32": 4, "I64": 8, "U8": 1, "BOOL": 1}
 # the first row starts on a page, so that aligned writes stay aligned
 _HEADER_ALIGNMENT = 4096
 # metadata that the readers of a header use, beside format and version
@@ -71,12 +74,23 @@ class ShardHeader:
 
     @property
     def rows(self) -> int:
-        return self.tensors["final_hidden_state"][1][0]
+        return self.tensors[next(iter(self.states()))][1][0]
+
+    @property
+    def dtype(self) -> str:
+        """safetensors' name of the states' number format."""
+        return self.tensors[next(iter(self.states()))][0]
+
+    def row_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of a row of each tensor that the server fills."""
+        return {name: self.tensors[name][1][1:] for name in self.states()}
 
     def states(self) -> dict[str, tuple[int, int]]:
-        """Return the first byte and the bytes per row of the two tensors that the server fills."""
+        """Return the first byte and the bytes per row of each tensor that the server fills."""
         found = {}
-        for name in ("hidden_states", "final_hidden_state"):
+        for name in _STATES:
+            if name not in self.tensors:
+                continue
             _, shape, begin, end = self.tensors[name]
             found[name] = (begin, (end - begin) // shape[0])
         return found
@@ -116,7 +130,11 @@ def create(
     shape = (rows, len(spec.residual_layers), spec.hidden_size)
     code, _ = STORED_DTYPES[spec.stored_dtype]
     text, size = _header(
-        _metadata(spec, shard_id, sample_ids), dtype=code, shape=shape, samples=len(sample_ids)
+        _metadata(spec, shard_id, sample_ids),
+        dtype=code,
+        shape=shape,
+        samples=len(sample_ids),
+        final=spec.final_state,
     )
     _write_layout(path, text, size)
     header = read_header(path)
@@ -137,7 +155,12 @@ def create(
 
 
 def _header(
-    metadata: Mapping[str, str], *, dtype: str, shape: tuple[int, int, int], samples: int
+    metadata: Mapping[str, str],
+    *,
+    dtype: str,
+    shape: tuple[int, int, int],
+    samples: int,
+    final: bool,
 ) -> tuple[bytes, int]:
     """Return the bytes of a shard's header, and the size of the whole file.
 
@@ -146,12 +169,13 @@ def _header(
         dtype: safetensors' name of the states' number format.
         shape: shape of `hidden_states`, [T, K, H].
         samples: number of samples.
+        final: whether it holds final states.
     """
-    rows, _, hidden = shape
+    rows, layers, hidden = shape
     tensors = {
         "offsets": ("I64", [samples + 1]),
-        "hidden_states": (dtype, [*shape]),
-        "final_hidden_state": (dtype, [rows, hidden]),
+        **({"hidden_states": (dtype, [*shape])} if layers else {}),
+        **({"final_hidden_state": (dtype, [rows, hidden])} if final else {}),
         "input_ids": ("I32", [rows]),
         "loss_mask": ("U8", [rows]),
     }
@@ -242,10 +266,15 @@ def read_header(path: Path) -> ShardHeader:
         for name in _NEEDED:
             if not isinstance(metadata[name], str):
                 raise TypeError(f"{name}: expected text, found {metadata[name]!r:.60}")
-        states = entries["hidden_states"]
+        states = entries[min(_STATES, key=lambda name: name not in entries)]
         layers, names = json.loads(metadata["residual_layers"]), json.loads(metadata["sample_ids"])
-        shape = (states["shape"][0], len(layers), states["shape"][2])
-        expected, whole = _header(metadata, dtype=states["dtype"], shape=shape, samples=len(names))
+        expected, whole = _header(
+            metadata,
+            dtype=states["dtype"],
+            shape=(states["shape"][0], len(layers), states["shape"][-1]),
+            samples=len(names),
+            final="final_hidden_state" in entries,
+        )
         start = 8 + length
         tensors = {
             name: (
@@ -305,7 +334,7 @@ class Shard:
     @property
     def stored_dtype(self) -> str:
         """The configuration's name of the states' number format."""
-        code = self.header.tensors["hidden_states"][0]
+        code = self.header.dtype
         return next(name for name, (found, _) in STORED_DTYPES.items() if found == code)
 
     def _array(self, name: str, dtype: object) -> np.ndarray:
@@ -336,13 +365,14 @@ class Shard:
         first, end = self.rows(index)
         return self.input_ids[first:end].copy(), self.loss_mask[first:end].copy()
 
-    def states(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def states(self, index: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the layers [n, K, H] and the final state [n, H] of sample `index`.
 
-        They are private maps: a write to a state changes neither the file nor another state.
+        They are private maps: a write to a state changes neither the file nor another state. What
+        is not captured has K = 0, or is None.
         """
-        first, end = self.rows(index)
-        return self._map("hidden_states", first, end), self._map("final_hidden_state", first, end)
+        found = {name: self._map(name, *self.rows(index)) for name in self.header.states()}
+        return whole_states(found)
 
     def _map(self, name: str, first: int, end: int) -> torch.Tensor:
         """Return rows as a private map of the file."""
@@ -361,8 +391,8 @@ class Shard:
     def sample(self, index: int) -> dict[str, torch.Tensor]:
         """Return the tensors of sample `index` by name.
 
-        They are `input_ids` int32 [n], `loss_mask` uint8 [n], `hidden_states` [n, K, H] and
-        `final_hidden_state` [n, H].
+        They are `input_ids` int32 [n], `loss_mask` uint8 [n], and as far as they are captured
+        `hidden_states` [n, K, H] and `final_hidden_state` [n, H].
         """
         import torch
 
@@ -371,8 +401,7 @@ class Shard:
         return {
             "input_ids": torch.from_numpy(input_ids),
             "loss_mask": torch.from_numpy(loss_mask),
-            "hidden_states": self.state_rows("hidden_states", first, end),
-            "final_hidden_state": self.state_rows("final_hidden_state", first, end),
+            **{name: self.state_rows(name, first, end) for name in self.header.states()},
         }
 
     def content_id(self, index: int) -> str:
@@ -395,6 +424,18 @@ class Shard:
         """
         begin, width = self.header.states()[name]
         return self._bytes[begin + first * width : begin + end * width]
+
+
+def whole_states(
+    found: Mapping[str, torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return layers [n, K, H] and final state [n, H] of a sample from the tensors that it has.
+
+    What is not captured has K = 0, or is None.
+    """
+    final = found.get("final_hidden_state")
+    layers = found.get("hidden_states")
+    return (final.new_empty(len(final), 0, final.shape[-1]) if layers is None else layers), final
 
 
 def _as_tensor(flat: np.ndarray, dtype: torch.dtype) -> torch.Tensor:

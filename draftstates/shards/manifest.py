@@ -1,17 +1,20 @@
 """The writer of the manifest: verified shards, a table of their samples, and the accounting."""
 
+import dataclasses
+import json
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from safetensors import SafetensorError, safe_open
 
 from draftstates.containers import distinct, present_image
-from draftstates.errors import UserError, capture_again
+from draftstates.errors import UserError, capture_again, counted
 from draftstates.files import file_checksum, first_difference, publishing
 from draftstates.paths import Capture
 from draftstates.records import (
@@ -25,6 +28,7 @@ from draftstates.records import (
     Parity,
     Plan,
     PlannedShard,
+    Stored,
     Verified,
 )
 from draftstates.shards import layout
@@ -53,6 +57,7 @@ def write_manifest(
     manifest: Path,
     samples: Path,
     parity: str = "auto",
+    form: str | None = None,
 ) -> Manifest:
     """Write `samples.parquet`, then `manifest.json`.
 
@@ -65,6 +70,7 @@ def write_manifest(
         manifest: path of the manifest to write.
         samples: path of the table to write.
         parity: `checks.parity`: whether the comparison with the checkpoint is required.
+        form: name of the form in which the shards are stored; None for as captured.
 
     Raises:
         UserError: `capture_folder` is not the plan's; a shard is missing, not verified, not as
@@ -74,10 +80,12 @@ def write_manifest(
     plan.check_capture_folder(capture_folder)
     if not plan.shards:
         raise UserError("the plan has no shards: expected at least one; check the configuration")
-    verified = [_read_verified(capture_folder, plan, entry) for entry in plan.shards]
+    verified = [_read_verified(capture_folder, plan, entry, form) for entry in plan.shards]
+    capture = Capture(capture_folder)
+    kept = [_kept(capture, found, form) for found in verified]
     compared = _read_parity(capture_folder, plan, verified, mode=parity)
-    totals = _totals(plan, verified)
-    _write_samples(samples, plan, verified, tokens)
+    totals = _totals(plan, kept)
+    _write_samples(samples, plan, zip(verified, kept, strict=True), tokens)
     content = Manifest(
         capture=plan.capture,
         engine=Engine.of(found.engine for found in verified),
@@ -86,26 +94,82 @@ def write_manifest(
         checks=Figures.of(found.figures for found in verified),
         images=_images(plan, verified),
         shards=tuple(
-            _shard(entry, found, capture_folder, manifest)
-            for entry, found in zip(plan.shards, verified, strict=True)
+            _shard(entry, found, manifest) for entry, found in zip(plan.shards, kept, strict=True)
         ),
         samples_checksum=file_checksum(samples),
         parity=compared,
+        storage=kept[0].storage,
     )
     content.publish(manifest)
     return content
 
 
-def _read_verified(capture_folder: Path, plan: Plan, planned: PlannedShard) -> Verified:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Kept:
+    """The file in which a verified shard stays.
+
+    Attributes:
+        storage: how its states are stored; None for as captured.
+        samples: checksum of each sample's states in it.
+    """
+
+    path: Path
+    bytes: int
+    checksum: str
+    samples: tuple[str, ...]
+    storage: dict | None = None
+
+
+def _kept(capture: Capture, verified: Verified, form: str | None) -> _Kept:
+    """Return the file in which a shard stays; a compact form is compared with its record."""
+    if form is None:
+        return _Kept(
+            path=capture.shard(verified.shard_id),
+            bytes=verified.bytes,
+            checksum=verified.checksum,
+            samples=verified.samples.checksum,
+        )
+    record, path = (each(verified.shard_id, form) for each in (capture.stored, capture.compact))
+    found = Stored.read(record)
+    found.check(record, verified=verified)
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+        size = path.stat().st_size
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"{path}: verified, but it cannot be read: {error}; {capture_again(path)}"
+        ) from error
+    expected = {
+        "bytes": found.bytes,
+        "shard_id": found.shard_id,
+        "capture_key": found.capture_key,
+        "storage": json.dumps(found.storage, sort_keys=True),
+    }
+    if difference := first_difference(expected, {**metadata, "bytes": size}):
+        raise UserError(f"{path}: changed since it was made: {difference}; {capture_again(path)}")
+    return _Kept(
+        path=path,
+        bytes=found.bytes,
+        checksum=found.checksum,
+        samples=found.samples,
+        storage=found.storage,
+    )
+
+
+def _read_verified(
+    capture_folder: Path, plan: Plan, planned: PlannedShard, form: str | None
+) -> Verified:
     """Read the findings of a planned shard's verification.
 
-    The findings are compared with the plan and with the shard's file.
+    The findings are compared with the plan and, unless it was removed, with the captured file.
     """
     capture = Capture(capture_folder)
     path = capture.verified(planned.shard_id)
     found = Verified.read(path)
     found.check(path, planned=planned, capture_key=plan.capture.key)
-    _check_file(capture.shard(planned.shard_id), found, path)
+    if form is None:
+        _check_file(capture.shard(planned.shard_id), found, path)
     return found
 
 
@@ -125,8 +189,8 @@ def _read_parity(
     if others:
         receipts = [str(Capture(capture_folder).receipts(name)) for name in others]
         raise UserError(
-            f"{len(others):,} shards, such as {others[0]}, were captured by a server that was not"
-            f" compared with the checkpoint, or that differed from it: expected the self-test"
+            f"{counted(len(others), 'shard')}, such as {others[0]}: captured by a server that was"
+            " not compared with the checkpoint, or that differed from it: expected the self-test"
             f" {found.selftest}; to capture them again: rm -f {shlex.join(receipts)} && snakemake"
             " --cores all"
         )
@@ -160,7 +224,7 @@ def _check_file(shard: Path, verified: Verified, path: Path) -> None:
         )
 
 
-def _totals(plan: Plan, verified: list[Verified]) -> ManifestTotals:
+def _totals(plan: Plan, kept: list[_Kept]) -> ManifestTotals:
     """Return the plan's totals and the bytes on the disk.
 
     This is the last check of the accounting, up to the sums of the shards.
@@ -175,7 +239,7 @@ def _totals(plan: Plan, verified: list[Verified]) -> ManifestTotals:
                 f"unexplained rows: {counted:,} {field} are accounted for, the shards have"
                 f" {in_shards:,}; {PLAN_AGAIN}"
             )
-    return ManifestTotals(**vars(totals), bytes=sum(found.bytes for found in verified))
+    return ManifestTotals(**vars(totals), bytes=sum(found.bytes for found in kept))
 
 
 def _images(plan: Plan, verified: list[Verified]) -> Images:
@@ -190,13 +254,10 @@ def _images(plan: Plan, verified: list[Verified]) -> Images:
     return {**plan.images, **steps, "manifest": (present_image(),)}
 
 
-def _shard(
-    planned: PlannedShard, found: Verified, capture_folder: Path, manifest: Path
-) -> ManifestShard:
-    path = Capture(capture_folder).shard(planned.shard_id)
+def _shard(planned: PlannedShard, found: _Kept, manifest: Path) -> ManifestShard:
     return ManifestShard(
         shard_id=planned.shard_id,
-        path=os.path.relpath(path, manifest.parent),
+        path=os.path.relpath(found.path, manifest.parent),
         source=planned.source,
         samples=planned.samples,
         tokens=planned.tokens,
@@ -207,13 +268,15 @@ def _shard(
     )
 
 
-def _write_samples(path: Path, plan: Plan, verified: list[Verified], tokens: Path) -> None:
+def _write_samples(
+    path: Path, plan: Plan, found: Iterable[tuple[Verified, _Kept]], tokens: Path
+) -> None:
     with (
         publishing(path) as partial,
         pq.ParquetWriter(partial, _SAMPLES, compression="zstd") as writer,
     ):
         for frame in _groups(
-            _frame(entry, found, tokens) for entry, found in zip(plan.shards, verified, strict=True)
+            _frame(entry, *each, tokens) for entry, each in zip(plan.shards, found, strict=True)
         ):
             writer.write_table(pa.Table.from_pandas(frame, schema=_SAMPLES, preserve_index=False))
 
@@ -230,7 +293,7 @@ def _groups(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         yield pd.concat(held)
 
 
-def _frame(planned: PlannedShard, found: Verified, tokens: Path) -> pd.DataFrame:
+def _frame(planned: PlannedShard, found: Verified, kept: _Kept, tokens: Path) -> pd.DataFrame:
     """Return one shard's samples with their source, row and place in the shard."""
     path = tokens / f"{planned.shard_id}.parquet"
     try:
@@ -252,5 +315,5 @@ def _frame(planned: PlannedShard, found: Verified, tokens: Path) -> pd.DataFrame
         offset=np.cumsum(lengths) - lengths,
         tokens=lengths,
         supervised=samples.supervised_tokens,
-        checksum=samples.checksum,
+        checksum=kept.samples,
     )

@@ -1,8 +1,8 @@
 """Conventions of each trainer: its layer numbers, its final state, and the names of its tensors.
 
 A layer of ours is r_k, the residual stream after k decoder layers. speculators counts as we do (and
-as vLLM does). SpecForge, Model-Optimizer and DeepSpec write r_k as the number of the layer that
-outputs it: k - 1.
+as vLLM does). SpecForge, Model-Optimizer, NeMo Automodel and DeepSpec write r_k as the number of
+the layer that outputs it: k - 1.
 """
 
 import dataclasses
@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from draftstates.errors import UserError
+
+_ANY, _SOME, _THREE = range(10**6), range(1, 10**6), range(3, 4)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,14 +23,14 @@ class States:
         input_ids: int32 [n].
         loss_mask: uint8 [n].
         layers: states of the layers, [n, K, H].
-        final: final state, [n, H].
+        final: final state, [n, H]; None where it is not captured, which our own names alone allow.
         final_norm: norm of the final state, "pre_norm" or "post_norm".
     """
 
     input_ids: torch.Tensor
     loss_mask: torch.Tensor
     layers: torch.Tensor
-    final: torch.Tensor
+    final: torch.Tensor | None
     final_norm: str
 
 
@@ -44,6 +46,8 @@ class Trainer:
         numbering: its way to number layers, for messages.
         names: function from a sample's states to tensors with its names.
         only_dtype: number format that it reads where it reads one only.
+        layer_counts: the numbers of layers that it can read; some trainers train on the final state
+            alone.
     """
 
     name: str
@@ -53,13 +57,20 @@ class Trainer:
     numbering: str
     names: Callable[[States], dict[str, torch.Tensor]]
     only_dtype: str | None = None
+    layer_counts: range = _ANY
 
     def layer_numbers(self, layers: Sequence[int]) -> list[int]:
         """Return the trainer's numbers for r_k, k in `layers`.
 
         Raises:
-            UserError: the trainer has no number for a layer.
+            UserError: the trainer has no number for a layer, or reads another number of layers.
         """
+        if len(layers) not in self.layer_counts:
+            expected = "exactly 3" if self.layer_counts == _THREE else "at least 1"
+            raise UserError(
+                f"{self.name} reads the states of {expected} of the layers before r_N, found"
+                f" {list(layers)}: name others in residual_layers"
+            )
         if layers and min(layers) < self.first_layer:
             raise UserError(
                 f"{self.name} cannot name r_{min(layers)}: its layers are {self.numbering}, from"
@@ -82,12 +93,13 @@ class Trainer:
 
 
 def _ours(states: States) -> dict[str, torch.Tensor]:
+    final = {} if states.final is None else {"final_hidden_state": states.final}
     # cross_entropy takes int64 ids alone, and a mask of bool chooses rows
     return {
         "input_ids": states.input_ids.long(),
         "loss_mask": states.loss_mask.bool(),
         "hidden_states": states.layers,
-        "final_hidden_state": states.final,
+        **final,
     }
 
 
@@ -126,6 +138,20 @@ def _model_optimizer(states: States) -> dict[str, torch.Tensor]:
         "loss_mask": states.loss_mask.long(),
         "labels": torch.cat([ids[1:], torch.tensor([-100])]),
         "base_hidden_prenorm": states.final_norm == "pre_norm",  # type: ignore[dict-item]
+    }
+
+
+def _nemo_automodel(states: States) -> dict[str, torch.Tensor]:
+    def shifted(values: torch.Tensor) -> torch.Tensor:
+        return torch.cat([values[1:], torch.zeros_like(values[:1])])
+
+    return {
+        "input_ids": shifted(states.input_ids.long()),
+        "attention_mask": torch.ones_like(states.input_ids, dtype=torch.int64),
+        "loss_mask": shifted(states.loss_mask.long()),
+        "aux_hidden_states": states.layers.flatten(1),
+        # the head makes the cache's probabilities of it
+        "target_hidden_state": shifted(states.final),
     }
 
 
@@ -168,6 +194,7 @@ TRAINERS = {
             first_layer=1,
             numbering=_AS_OUTPUT,
             names=_specforge,
+            layer_counts=_SOME,
         ),
         Trainer(
             name="model_optimizer",
@@ -178,12 +205,22 @@ TRAINERS = {
             names=_model_optimizer,
         ),
         Trainer(
+            name="nemo_automodel",
+            final_norm="post_norm",
+            shift=-1,
+            first_layer=1,
+            numbering=_AS_OUTPUT,
+            names=_nemo_automodel,
+            layer_counts=_THREE,
+        ),
+        Trainer(
             name="deepspec",
             final_norm="post_norm",
             shift=-1,
             first_layer=0,
             numbering=_OR_EMBEDDINGS,
             names=_deepspec,
+            layer_counts=_SOME,
             only_dtype="bfloat16",
         ),
     )

@@ -29,6 +29,7 @@ class RowResult:
         lost_turns: reasons why turns of a kept row are not in its samples.
         not_used: names of the columns, keys and content of a kept row that are in none of its
             samples.
+        kinds: what a kept row counts as, see `Conversation.kinds`; none for a row of tokens.
     """
 
     number: int
@@ -37,6 +38,7 @@ class RowResult:
     skipped: RowSkipped | None = None
     lost_turns: tuple[str, ...] = ()
     not_used: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
 
 
 class RowCounter:
@@ -74,6 +76,7 @@ class RowCounter:
 
     def _count_kept(self, kept: list[tuple[int, str, Sample]], result: RowResult) -> None:
         self.counts["kept"] += 1
+        self.counts.update(result.kinds)
         self.lost_turns.update(result.lost_turns)
         for name in result.not_used:
             known = name in self.not_used or len(self.not_used) < _NAMES
@@ -172,6 +175,10 @@ class RowCounter:
             "cut_samples",
             # what the splitting of rows costs: tokens with which the row's sample before begins too
             "repeated_tokens",
+            # kept rows that are conversations, and those of them that hold reasoning or tools
+            "conversations",
+            "with_reasoning",
+            "with_tools",
         )
         return {
             "source": self.source,

@@ -40,6 +40,22 @@ class Conversation:
     not_used: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What the accounting counts of its rows: conversations, those with reasoning or tools."""
+        reasoning = any(
+            message.get("reasoning_content") or "<think>" in str(message["content"])
+            for message in self.messages
+        )
+        tools = self.tools or any(
+            message["role"] == "tool" or message.get("tool_calls") for message in self.messages
+        )
+        return (
+            "conversations",
+            *(["with_reasoning"] if reasoning else []),
+            *(["with_tools"] if tools else []),
+        )
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TokenRow:
@@ -79,7 +95,7 @@ def parse_row(
     if isinstance(value, bytes):
         try:
             value = parse_json(value)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise RowSkipped("broken_json", str(error)) from None
     if not isinstance(value, dict):
         raise RowSkipped("not_an_object", f"expected an object, found {shown(value)}")

@@ -32,6 +32,7 @@ _CONTEXTS = (
 )
 _WORDS = 1 << 16
 _PIECE_CHARACTERS = 1 << 22
+_LONGEST_WORD = 1 << 10
 # the library encodes one text of this many too, to compare the ids
 _CHECKED = 512
 
@@ -233,6 +234,8 @@ class _Words(dict[str, bytes]):
             ids = np.array(
                 [token.id for token in self._merge(self._as_marks(word))], dtype=np.int32
             ).tobytes()
+        if len(word) > _LONGEST_WORD:
+            return ids
         if len(self) >= _WORDS:
             self._older = dict(self)
             self.clear()

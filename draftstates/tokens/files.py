@@ -235,6 +235,6 @@ def _read_accounting(tokens: Path) -> dict[str, Any]:
     if found != accounting.get("checksum"):
         raise UserError(
             f"{tokens}: changed since it was written: expected checksum"
-            f" {accounting.get('checksum')}, found {found}; {_AGAIN}"
+            f" {accounting.get('checksum')}, as {path} says, found {found}; {_AGAIN}"
         )
     return accounting

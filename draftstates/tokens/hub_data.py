@@ -50,9 +50,11 @@ def read_record(path: Path) -> dict[str, Any]:
         record = json.loads(path.read_bytes())
         if record["format"] != RECORD_FORMAT:
             raise ValueError(f"its format is {record['format']!r}")
-        # the KeyError of a missing field names it
-        _ = [record[name] for name in ("id", "subset", "split", "revision", "rows")]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        # the KeyError of a missing field names it; what is no such data set is a ValueError
+        HubData(**{name: record[name] for name in HubData.model_fields})
+        if type(record["rows"]) is not int:
+            raise ValueError(f"its rows are {record['rows']!r}")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"{path}: expected the record of a data set of the hub: {type(error).__name__}:"
             f" {error}; run: snakemake --cores all --forcerun hub_data"

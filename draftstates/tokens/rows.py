@@ -22,6 +22,8 @@ from draftstates.tokens.sources import COMPRESSED, SAVED
 # reasons why a row gives no sample: a closed list, so that the accounting can be read
 REASONS = {
     "broken_json": "the row is not valid JSON",
+    "too_deep": "the row nests lists or objects more than 100 levels deep",
+    "too_large": "the row is larger than 256 MiB",
     "not_an_object": "the row is not an object with named columns",
     "unknown_format": "none of the known column layouts fits the row",
     "bad_columns": "a column does not hold what it must",
@@ -63,7 +65,12 @@ REASONS = {
 # `max_skipped_fraction`.
 BENIGN = frozenset({"too_long", "duplicate", "not_sampled", "truncated", "degenerate"})
 _CHUNK = 1 << 20
+# deeper rows would exceed Python's stack in one step or another
+_MOST_LEVELS = 100
+# a row is held in memory
+_MOST_BYTES = 256 << 20
 _BATCH_ROWS = 256
+_BATCH_VALUES = 1 << 20
 _BLANK = re.compile(r"[ \t\r\n]*")
 
 
@@ -116,13 +123,47 @@ def parse_json(text: str | bytes) -> Any:
         text: the text; bytes are UTF-8, with or without a mark of that.
 
     Raises:
-        RowSkipped: `broken_json`: an object has a key twice, and only one value could be read.
+        RowSkipped: `broken_json`: an object has a key twice, and only one value could be read;
+            `too_deep`: it is nested too deeply.
         ValueError: it is not JSON.
-        RecursionError: it is nested too deeply.
     """
     if isinstance(text, bytes):
         text = text.decode(json.detect_encoding(text), "surrogatepass")
-    return _DECODER.decode(text)
+    try:
+        value = _DECODER.decode(text)
+    except RecursionError:
+        raise _too_deep() from None
+    _check_levels(value, text)
+    return value
+
+
+def _check_levels(value: object, text: str, start: int = 0, end: int | None = None) -> None:
+    """Refuse a value that is nested too deeply.
+
+    Args:
+        value: the value.
+        text: the value's JSON is text[start:end].
+
+    Raises:
+        RowSkipped: `too_deep`.
+    """
+    if text.count("[", start, end) + text.count("{", start, end) <= _MOST_LEVELS:
+        return
+    level = [value]
+    for _ in range(_MOST_LEVELS + 1):
+        level = [
+            inner
+            for item in level
+            if isinstance(item, (dict, list))
+            for inner in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _too_deep() -> RowSkipped:
+    return RowSkipped("too_deep", f"expected at most {_MOST_LEVELS} levels, found more")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -145,8 +186,8 @@ def read_rows(paths: list[Path], *, limit: int | None = None) -> Iterator[Row]:
     """Yield the rows of the files, in order, at most `limit`.
 
     A file holds JSON lines, a JSON array (both also .gz and .zst), Parquet or Arrow; a folder is
-    one that `save_to_disk` made. A blank line is not a row. A line that is not JSON gives a row
-    with the reason; a damaged Parquet or Arrow file is an error.
+    one that `save_to_disk` made. A blank line is not a row. A line that is not JSON, or too large,
+    gives a row with the reason; a damaged Parquet or Arrow file is an error.
 
     Raises:
         UserError: a file is missing, not a regular file, of an unknown kind, compressed but empty,
@@ -192,11 +233,9 @@ def _read_file(path: Path) -> Iterator[tuple[str, object]]:
     if kind == ".json":
         return _read_hub(path) if is_record(path) else _read_json(path)
     if path.suffix in (".parquet", ".pq"):
-        return _numbered(
-            batch.to_pylist() for batch in pq.ParquetFile(path).iter_batches(batch_size=_BATCH_ROWS)
-        )
+        return _numbered(pq.ParquetFile(path).iter_batches(batch_size=_BATCH_ROWS))
     if path.suffix in (".arrow", ".feather"):
-        return _numbered(batch.to_pylist() for batch in _arrow_batches(path))
+        return _numbered(_arrow_batches(path))
     raise UserError(
         f"{path}: expected .jsonl, .ndjson, .json (also .gz, .zst), .parquet, .arrow or a"
         " save_to_disk folder"
@@ -205,7 +244,7 @@ def _read_file(path: Path) -> Iterator[tuple[str, object]]:
 
 def _read_hub(path: Path) -> Iterator[tuple[str, object]]:
     table = open_record(path).with_format("arrow")
-    return _numbered(batch.to_pylist() for batch in table.iter(batch_size=_BATCH_ROWS))
+    return _numbered(table.iter(batch_size=_BATCH_ROWS))
 
 
 def _open_text(path: Path) -> io.BufferedReader:
@@ -225,10 +264,16 @@ def _open_text(path: Path) -> io.BufferedReader:
     return file
 
 
-def _read_lines(file: io.BufferedReader) -> Iterator[tuple[str, bytes]]:
-    for line, text in enumerate(file, start=1):
-        if text.strip():
-            yield f"line {line}", text.strip()
+def _read_lines(file: io.BufferedReader) -> Iterator[tuple[str, bytes | RowSkipped]]:
+    line = 0
+    while text := file.readline(_MOST_BYTES + 1):
+        line += 1
+        if len(text) > _MOST_BYTES:
+            while text and not text.endswith(b"\n"):
+                text = file.readline(_CHUNK)
+            yield f"line {line}", RowSkipped("too_large", f"expected at most {_MOST_BYTES:,} bytes")
+        elif text := text.strip():
+            yield f"line {line}", text
 
 
 def _read_json(path: Path) -> Iterator[tuple[str, object]]:
@@ -251,8 +296,18 @@ def _read_array(path: Path, file: io.TextIOWrapper) -> Iterator[tuple[str, objec
         at = _after_blank(text, at)
         if text[at : at + 1] == "]":
             break
-        value, end = _next_element(text, at)
+        try:
+            value, end = _next_element(text, at)
+        except RecursionError:
+            raise UserError(
+                f"{path}: row {row} of the array: {_too_deep().detail}: {shown(text[at : at + 80])}"
+            ) from None
         if end is None:
+            if len(text) - at > _MOST_BYTES:
+                raise UserError(
+                    f"{path}: row {row} of the array: expected a row of at most {_MOST_BYTES:,}"
+                    f" characters, found more, or no JSON: {shown(text[at : at + 80])}"
+                )
             more = file.read(max(_CHUNK, len(text) - at))
             text, at = text[at:] + more, 0
             if more:
@@ -282,16 +337,20 @@ def _next_element(text: str, at: int) -> tuple[object, int | None]:
     """Return the element at `at` and the place of the separator behind it.
 
     The place is None where more text is needed to find it.
+
+    Raises:
+        RecursionError: the element is nested too deeply to find its end.
     """
     value: object
     try:
         value, end = _DECODER.raw_decode(text, at)
+        _check_levels(value, text, at, end)
     except RowSkipped as skipped:
         try:
             value, end = skipped, _PLAIN_DECODER.raw_decode(text, at)[1]
-        except (ValueError, RecursionError):
+        except ValueError:
             return None, None
-    except (ValueError, RecursionError):
+    except ValueError:
         return None, None
     end = _after_blank(text, end)
     return (value, end) if text[end : end + 1] in (",", "]") and end < len(text) else (None, None)
@@ -305,9 +364,7 @@ def _arrow_batches(path: Path) -> Iterator[pa.RecordBatch]:
         except pa.ArrowInvalid:
             source.seek(0)
             batches = iter(pa.ipc.open_stream(source))
-        for batch in batches:
-            for start in range(0, batch.num_rows, _BATCH_ROWS):
-                yield batch.slice(start, _BATCH_ROWS)
+        yield from batches
 
 
 def _read_folder(path: Path) -> Iterator[tuple[str, object]]:
@@ -337,7 +394,7 @@ def _read_folder(path: Path) -> Iterator[tuple[str, object]]:
             f" {', '.join(str(path / split) for split in dataset)}"
         )
     table = dataset.with_format("arrow")
-    return _numbered(batch.to_pylist() for batch in table.iter(batch_size=_BATCH_ROWS))
+    return _numbered(table.iter(batch_size=_BATCH_ROWS))
 
 
 def _check_mapping(file: Path) -> None:
@@ -354,12 +411,17 @@ def _check_mapping(file: Path) -> None:
         )
 
 
-def _numbered(batches: Iterator[list[dict[str, Any]]]) -> Iterator[tuple[str, object]]:
+def _numbered(batches: Iterator[pa.RecordBatch | pa.Table]) -> Iterator[tuple[str, object]]:
+    """Yield the rows of batches, few of which are Python's objects at a time."""
     row = 0
     for batch in batches:
-        for value in batch:
-            yield f"row {row}", _without_fill(value)
-            row += 1
+        # offsets of a damaged file may lead outside of its memory
+        batch.validate(full=True)
+        step = max(1, min(_BATCH_ROWS, _BATCH_VALUES // max(1, batch.num_columns)))
+        for start in range(0, batch.num_rows, step):
+            for value in batch.slice(start, step).to_pylist():
+                yield f"row {row}", _without_fill(value)
+                row += 1
 
 
 def _without_fill(value: Any) -> Any:

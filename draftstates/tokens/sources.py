@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from draftstates.config import Answers, Configuration, RemoteCode, RowOptions, SampleOptions, Source
+from draftstates.config_types import PATH
 from draftstates.errors import UserError
 from draftstates.hub import is_hub_id
 from draftstates.paths import Results
@@ -48,17 +49,22 @@ def data_files(config: Configuration, name: str) -> list[Path]:
     the record that the rule `hub_data` makes.
 
     Raises:
-        UserError: no such source, a pattern or folder without data files, or a folder with several
-            splits.
+        UserError: no such source, a pattern or folder without data files, a folder with several
+            splits, or a file with an odd name.
     """
     source = config.data.source(name)
     if source.hub is not None:
         return [Results(config.results).hub_record(name)]
-    return [
-        path
-        for index, entry in enumerate(source.files)
-        for path in _expanded(entry, _key(config, source, index))
-    ]
+    found = []
+    for index, entry in enumerate(source.files):
+        paths = _expanded(entry, key := _key(config, source, index))
+        if odd := [path for path in paths if not re.fullmatch(PATH, str(path))]:
+            raise UserError(
+                f"{key}: expected names without control characters, {{ and }}, which are"
+                f" Snakemake's wildcards, found {str(odd[0])!r}: rename the file"
+            )
+        found += paths
+    return found
 
 
 def read_template(path: Path) -> str:

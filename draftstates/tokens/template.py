@@ -39,6 +39,9 @@ from draftstates.tokens.turn_bounds import (
 
 _USER = {"role": "user", "content": "Hi"}
 
+# most characters that a tokenizer's normalisation joins to one
+_JOINED = 4
+
 
 class ChatTemplate:
     """The chat template, or renderer, and the tokenizer in a folder.
@@ -57,6 +60,7 @@ class ChatTemplate:
             thought itself; usually empty.
         turn_marks: the marks by which it opens turns, which no row's text may begin with.
         added_ids: the vocabulary's marks; text is split at these first.
+        most_characters: characters of text that a token stands for, at most.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class ChatTemplate:
         else:
             self.chat_template = None
         self.vocabulary_size = len(self.tokenizer)
+        self.most_characters = _JOINED * max(map(len, self.tokenizer.get_vocab()))
         added = self.tokenizer.added_tokens_decoder
         self.added_ids = frozenset(added)
         self._marks = [token.content for token in added.values()]

@@ -36,6 +36,8 @@ from draftstates.tokens.template import ChatTemplate
 from draftstates.tokens.turns import Sample, tokenise_conversation
 
 _CHUNK_ROWS = 128
+# a few chunks are in memory for each process
+_CHUNK_BYTES = 4 << 20
 # what renders a source of tokens
 NO_RENDERER = "none, the rows are tokens"
 _PROGRESS_SECONDS = 5.0
@@ -115,8 +117,7 @@ def first_and_others(
     paths: list[Path], *, limit: int | None
 ) -> tuple[list[Row], Iterator[list[Row]]]:
     """Return the first rows of the files, and an iterator over the others, in chunks."""
-    rows = read_rows(paths, limit=limit)
-    chunks = iter(lambda: list(itertools.islice(rows, _CHUNK_ROWS)), [])
+    chunks = _chunked(read_rows(paths, limit=limit))
     return next(chunks, []), chunks
 
 
@@ -125,16 +126,17 @@ def results_of(
 ) -> Iterator[RowResult]:
     """Yield the results in the rows' order; of several processes, few chunks are pending."""
     global _pipeline
+    second = next(chunks, [])
     # a small source is done before a second process has started
-    if workers < 2 or len(first) < _CHUNK_ROWS:
-        for chunk in itertools.chain([first], chunks):
+    if workers < 2 or not second:
+        for chunk in itertools.chain([first, second], chunks):
             yield from map(pipeline.process, chunk)
         return
     _pipeline = pipeline
     # each process has one thread, and the library must have no threads when this process forks
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as pool:
-        pending = collections.deque([pool.submit(_work, first)])
+        pending = collections.deque([pool.submit(_work, first), pool.submit(_work, second)])
         try:
             for chunk in chunks:
                 pending.append(pool.submit(_work, chunk))
@@ -148,6 +150,19 @@ def results_of(
             ) from None
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _chunked(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    chunk: list[Row] = []
+    size = 0
+    for row in rows:
+        chunk.append(row)
+        size += len(row.value) if isinstance(row.value, bytes) else 0
+        if len(chunk) == _CHUNK_ROWS or size > _CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
 def _work(rows: list[Row]) -> list[RowResult]:
@@ -258,6 +273,7 @@ class Pipeline:
             named,
             lost_turns=tuple(error.reason for error in lost),
             not_used=tuple(sorted(not_used)),
+            kinds=parsed.kinds if isinstance(parsed, Conversation) else (),
         )
 
     def _draw(self, parsed: Conversation | TokenRow) -> None:

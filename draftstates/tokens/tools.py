@@ -13,13 +13,13 @@ def from_json(value: object) -> object:
     """Return text parsed as JSON, or None where it is not JSON; return other values unchanged.
 
     Raises:
-        RowSkipped: `broken_json`: an object has a key twice.
+        RowSkipped: `broken_json`: an object has a key twice; `too_deep`.
     """
     if not isinstance(value, str):
         return value
     try:
         return parse_json(value)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
 
 

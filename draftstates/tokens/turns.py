@@ -84,6 +84,18 @@ def tokenise_conversation(
     messages = template.prepared(conversation, may_drop=may_drop, not_used=not_used)
     places = _places(messages, conversation, options, not_used)
     tools = conversation.tools
+    lost: list[RowSkipped] = []
+    if (fitting := _fitting(messages, tools, template, options)) < len(messages):
+        lost.append(
+            RowSkipped(
+                "too_long",
+                f"expected at most {options.max_tokens} tokens, found so much text in messages 0 to"
+                f" {fitting} that it was not tokenised",
+            )
+        )
+        places = [place for place in places if place < fitting]
+        if options.over_long == "skip" or not places:
+            raise lost[0]
     if tools and not template.shows_tools(messages[: places[0]], tools):
         if "tools" not in may_drop:
             raise RowSkipped("not_rendered", "the chat template ignores the tools", ("tools",))
@@ -97,7 +109,7 @@ def tokenise_conversation(
         may_drop=may_drop,
         not_used=not_used,
     )
-    turns, lost = [], []
+    turns = []
     for place in places:
         try:
             is_open = place in conversation.open_turns
@@ -145,6 +157,35 @@ def _places(
     if places[-1] < len(messages) - 1:
         not_used.add("messages after the last answer that is learnt")
     return places
+
+
+def _fitting(
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    template: ChatTemplate,
+    options: TokeniseOptions,
+) -> int:
+    """Return how many messages may fit.
+
+    To encode a text that cannot takes minutes and gigabytes.
+    """
+    room = options.max_tokens * template.most_characters - _characters(tools)
+    for index, message in enumerate(messages):
+        room -= _characters(message)
+        if room < 0:
+            return index
+    return len(messages)
+
+
+def _characters(value: object) -> int:
+    total, pending = 0, [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, str):
+            total += len(item)
+        elif isinstance(item, (dict, list)):
+            pending += item.values() if isinstance(item, dict) else item
+    return total
 
 
 def _turn(

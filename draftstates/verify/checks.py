@@ -52,17 +52,17 @@ def check_header(header: ShardHeader, *, spec: CaptureSpec, shard_id: str) -> It
         "capture_key": spec.key,
         "final_norm": spec.final_norm,
         "residual_layers": list(layers),
-        "shape of a row": ((len(layers), hidden), (hidden,)),
+        "shape of a row": {
+            **({"hidden_states": (len(layers), hidden)} if layers else {}),
+            **({"final_hidden_state": (hidden,)} if spec.final_state else {}),
+        },
         "dtype": STORED_DTYPES[spec.stored_dtype][0],
     }
     found = {
         **{name: header.metadata[name] for name in ("shard_id", "capture_key", "final_norm")},
         "residual_layers": list(header.residual_layers),
-        "shape of a row": (
-            header.tensors["hidden_states"][1][1:],
-            header.tensors["final_hidden_state"][1][1:],
-        ),
-        "dtype": header.tensors["hidden_states"][0],
+        "shape of a row": header.row_shapes(),
+        "dtype": header.dtype,
     }
     for difference in differences(expected, found):
         yield Finding(check="header", sample_id=None, detail=str(difference))
@@ -111,7 +111,7 @@ def scan_sample(shard: Shard, index: int) -> Scan:
     first, end = shard.rows(index)
     name, layers = shard.header.sample_ids[index], shard.header.residual_layers
     digests, faults = [], []
-    for tensor in ("hidden_states", "final_hidden_state"):
+    for tensor in shard.header.states():
         digest = xxhash.xxh3_128()
         states = shard.state_rows(tensor, first, end)
         step = max(1, _BLOCK_BYTES // (states[0].numel() * states.itemsize))

@@ -146,7 +146,10 @@ def _capture(
 def _kept(
     shard: Path, number: int, *, first_row: int, ids_sent: np.ndarray, spec: CaptureSpec
 ) -> Prompt:
-    """Return one prompt's rows: those of the captured layers as they lie in the shard."""
+    """Return one prompt's rows: those of the captured layers as they lie in the shard.
+
+    Every other layer, and a final state that is not captured, are the self-test's own rows.
+    """
     rows = read_kept_rows(shard, first_row=first_row)
     positions = rows.pop("positions", torch.empty(0))
     expected = kept_positions(len(ids_sent))
@@ -158,8 +161,9 @@ def _kept(
     sample = Shard(shard).sample(number)
     for place, k in enumerate(spec.residual_layers):
         rows[f"r_{k}"] = sample["hidden_states"][positions, place].clone()
-    final = "post_norm" if spec.final_norm == "post_norm" else f"r_{spec.num_layers}"
-    rows[final] = sample["final_hidden_state"][positions].clone()
+    if spec.final_state:
+        final = "post_norm" if spec.final_norm == "post_norm" else f"r_{spec.num_layers}"
+        rows[final] = sample["final_hidden_state"][positions].clone()
     return Prompt(input_ids=torch.from_numpy(ids_sent.copy()), positions=positions, states=rows)
 
 

@@ -58,7 +58,7 @@ class Limits:
 def check_prefix(
     shard: Shard, index: int, recaptures: Shard, number: int, *, limits: Limits
 ) -> tuple[list[Finding], float]:
-    """Compare a prefix recapture with the first rows of its sample: every r_k and the final state.
+    """Compare a prefix recapture with the first rows of its sample, in all that is captured.
 
     Args:
         index: position of the sample in the shard.
@@ -129,21 +129,18 @@ def _nearest_neighbour(again: torch.Tensor, rows: torch.Tensor, row: int) -> flo
 def _tensors(
     shard: Shard, index: int, recaptures: Shard, number: int
 ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Yield name, recaptured rows [n, H] and the shard's rows of each r_k and the final state.
+    """Yield name, recaptured rows [n, H] and the shard's rows of each captured state.
 
     The shard's rows include the next row, if the sample has one.
     """
     start, stop = recaptures.rows(number)
     first, end = shard.rows(index)
     end = min(end, first + stop - start + 1)
-    again, rows = (
-        recaptures.state_rows("hidden_states", start, stop),
-        shard.state_rows("hidden_states", first, end),
-    )
-    for position, layer in enumerate(shard.header.residual_layers):
-        yield f"r_{layer}", again[:, position], rows[:, position]
-    yield (
-        "the final state",
-        recaptures.state_rows("final_hidden_state", start, stop),
-        shard.state_rows("final_hidden_state", first, end),
-    )
+    for tensor in shard.header.states():
+        again = recaptures.state_rows(tensor, start, stop)
+        rows = shard.state_rows(tensor, first, end)
+        if tensor == "final_hidden_state":
+            yield "the final state", again, rows
+            continue
+        for position, layer in enumerate(shard.header.residual_layers):
+            yield f"r_{layer}", again[:, position], rows[:, position]

@@ -25,28 +25,34 @@ def sample_sizes(shard: Shard, index: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the norms of a sample's rows at `positions`, and their largest components.
 
     Returns:
-        norms float32 [P, K+1] of each r_k and of the final state; indices of the components with
-        the largest absolute value, int64 [P, K+1].
+        norms float32 [P, L] of each r_k and then of the final state, as far as they are captured;
+        indices of the components with the largest absolute value, int64 [P, L].
     """
     first, end = shard.rows(index)
     chosen = positions(end - first)
-    hidden = shard.state_rows("hidden_states", first, end)[chosen].float()
-    final = shard.state_rows("final_hidden_state", first, end)[chosen].float()
-    rows = torch.cat([hidden, final[:, None]], dim=1)
+    width = next(iter(shard.header.row_shapes().values()))[-1]
+    rows = torch.cat(
+        [
+            shard.state_rows(name, first, end)[chosen].float().view(len(chosen), -1, width)
+            for name in shard.header.states()
+        ],
+        dim=1,
+    )
     return rows.norm(dim=-1), rows.abs().argmax(dim=-1)
 
 
 def layer_sizes(
-    found: Iterable[tuple[torch.Tensor, torch.Tensor]], *, layers: Iterable[int]
+    found: Iterable[tuple[torch.Tensor, torch.Tensor]], *, layers: Iterable[int], final: bool
 ) -> tuple[LayerSizes, ...]:
     """Return the sizes of a shard's samples by layer.
 
     Args:
         found: of each sample, as `sample_sizes` returns it.
         layers: k of each r_k.
+        final: whether the final state is captured.
     """
     found = list(found)
-    names = [*(f"r_{k}" for k in layers), "final"]
+    names = [*(f"r_{k}" for k in layers), *(["final"] if final else [])]
     return tuple(
         _of_layer(name, [(norms[:, place], most[:, place]) for norms, most in found])
         for place, name in enumerate(names)

@@ -3,6 +3,7 @@
 It is compared with the plan, with its receipts and with the target model's head.
 """
 
+import base64
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,7 +14,7 @@ import torch
 
 from draftstates import ids
 from draftstates.containers import present_image
-from draftstates.errors import ShardRefused, UserError, capture_again
+from draftstates.errors import ShardRefused, UserError, capture_again, counted
 from draftstates.extract import protocol
 from draftstates.files import differences, file_checksum
 from draftstates.model.family import has_known_norm
@@ -33,7 +34,7 @@ from draftstates.records import (
     VerifiedSamples,
 )
 from draftstates.shards.layout import Shard
-from draftstates.spec import CaptureSpec
+from draftstates.spec import CaptureSpec, torch_dtype
 from draftstates.verify.alignment import Rounding, check_alignment, check_final, check_rows
 from draftstates.verify.answers import AnswerLimits, check_answers
 from draftstates.verify.checks import (
@@ -142,7 +143,7 @@ def verify_shard(
             ),
             *_nearest("answers", answer_shares),
         ),
-        sizes=layer_sizes(sizes, layers=spec.residual_layers),
+        sizes=layer_sizes(sizes, layers=spec.residual_layers, final=spec.final_state),
     )
 
 
@@ -268,27 +269,25 @@ def _check_alignment(
     file: Shard, receipts: Sequence[SampleReceipt], *, head: Head, rounding: Rounding
 ) -> tuple[list[Finding], dict[str, float]]:
     """Check the last states; return each sample's disagreement as a share of its limit too."""
-    names, findings, usable = file.header.sample_ids, [], []
+    names, findings = file.header.sample_ids, []
+    usable: dict[int, torch.Tensor] = {}
     for index, receipt in enumerate(receipts):
-        if _are_pairs(receipt.top, protocol.TOP_TOKENS, vocabulary=len(head.weight)):
-            usable.append(index)
-        else:
+        last = _last_state(file, index, receipt, width=head.weight.shape[1])
+        if not _are_pairs(receipt.top, protocol.TOP_TOKENS, vocabulary=len(head.weight)):
             detail = (
                 f"expected {protocol.TOP_TOKENS} pairs of token and log probability, the receipt"
                 f" has {receipt.top}"
             )
             findings.append(Finding(check="alignment", sample_id=names[index], detail=detail))
+        elif last is None:
+            findings.append(_no_last_state(file, names[index], receipt, width=head.weight.shape[1]))
+        else:
+            usable[index] = last
     if not usable:
         return findings, {}
-    last = torch.cat(
-        [
-            file.state_rows("final_hidden_state", end - 1, end)
-            for end in (file.rows(index)[1] for index in usable)
-        ]
-    )
     found, shares = check_alignment(
         [names[index] for index in usable],
-        last,
+        torch.cat(list(usable.values())),
         [receipts[index].top for index in usable],
         head=head,
         rounding=rounding,
@@ -299,12 +298,12 @@ def _check_alignment(
 def _check_finals(
     file: Shard, again: Shard, *, spec: CaptureSpec, model: ModelFolder, pool: ThreadPoolExecutor
 ) -> list[tuple[list[Finding], str, float]]:
-    """Compare every final state with r_N, where that is captured and its norm is known.
+    """Compare every final state with r_N, where both are captured and the norm is known.
 
     Returns:
         findings, sample id and disagreement of each sample and of each prefix recapture.
     """
-    if spec.num_layers not in spec.residual_layers:
+    if spec.num_layers not in spec.residual_layers or not spec.final_state:
         return []
     layer, norm = spec.residual_layers.index(spec.num_layers), None
     if spec.final_norm == "post_norm":
@@ -330,7 +329,10 @@ def _check_rows(
     head: Head,
     rounding: Rounding,
 ) -> list[Finding]:
-    """Check every final state of the prefix recaptures; raise each sample's disagreement."""
+    """Check every final state of the prefix recaptures; raise each sample's disagreement.
+
+    Where the shard holds no final states, that of the last row is checked, which the receipt holds.
+    """
     findings, count = [], protocol.ROW_TOKENS + 1
     for number, receipt in enumerate(recaptures):
         name, (first, end) = again.header.sample_ids[number], again.rows(number)
@@ -345,11 +347,43 @@ def _check_rows(
             )
             findings.append(Finding(check="alignment", sample_id=name, detail=detail))
             continue
-        states = again.state_rows("final_hidden_state", first, end)
-        found, share = check_rows(name, states, nexts, head=head, rounding=rounding)
+        if "final_hidden_state" in again.header.states():
+            states = again.state_rows("final_hidden_state", first, end)
+        elif (states := _last_state(again, number, receipt, width=head.weight.shape[1])) is None:
+            findings.append(_no_last_state(again, name, receipt, width=head.weight.shape[1]))
+            continue
+        found, share = check_rows(name, states, nexts[-len(states) :], head=head, rounding=rounding)
         findings += found
         shares[name] = max(share, shares.get(name, 0.0))
     return findings
+
+
+def _no_last_state(file: Shard, name: str, receipt: SampleReceipt, *, width: int) -> Finding:
+    detail = (
+        f"expected the last token's final state, {width} numbers in {file.stored_dtype}, the"
+        f" receipt has {str(receipt.last_state)[:40]!r}"
+    )
+    return Finding(check="alignment", sample_id=name, detail=detail)
+
+
+def _last_state(
+    file: Shard, index: int, receipt: SampleReceipt, *, width: int
+) -> torch.Tensor | None:
+    """Return the final state of a sample's last token, [1, H].
+
+    Where the shard holds no final states, the receipt does; None where it does not.
+    """
+    if "final_hidden_state" in file.header.states():
+        end = file.rows(index)[1]
+        return file.state_rows("final_hidden_state", end - 1, end)
+    dtype = torch_dtype(file.stored_dtype)
+    try:
+        data = base64.b64decode(receipt.last_state, validate=True)
+    except (TypeError, ValueError):
+        return None
+    if len(data) != width * dtype.itemsize:
+        return None
+    return torch.frombuffer(bytearray(data), dtype=dtype)[None]
 
 
 def _are_pairs(pairs: Any, count: int, *, vocabulary: int) -> bool:
@@ -420,10 +454,6 @@ def _refuse(
             f"\nSamples at fault were copied from {', '.join(sorted(origins))}: nothing is copied"
             " from there any more. Earlier manifests that list this shard are in doubt too."
         )
-    where = f"in {_count(samples, 'sample')}" if samples else "in the shard"
-    title = f"{shard}: {_count(len(findings), 'fault')} {where}:"
+    where = f"in {counted(samples, 'sample')}" if samples else "in the shard"
+    title = f"{shard}: {counted(len(findings), 'fault')} {where}:"
     raise ShardRefused("\n".join([title, *lines, advice]), origins=origins)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from results_tree import HOSTILE, WordTokenizer, make_results
 
 from draftstates.paths import Results
+from draftstates.plan.words import of_share
 from draftstates.report.gather import gather
 from draftstates.report.page import Numbers, page
 
@@ -179,6 +181,16 @@ def test_hostile_text_is_shown_as_it_is(numbers: Numbers) -> None:
         assert part not in text
     assert "⟨U+202E⟩ desrever" in text and HOSTILE[2] in text
     assert "49" not in text[text.index("{{") : text.index("{{") + 20]
+
+
+def test_the_share_of_rows_with_reasoning_and_tools_is_shown(numbers: Numbers) -> None:
+    (source,) = numbers.statistics["sources"].values()
+    row = page(numbers).partition("rows with tools</th></tr>")[2].partition("</tr>")[0]
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", row)
+    assert cells[-2:] == [of_share(1 / source["conversations"]), "0 %"]
+    unknown = {"demo": {**source, "conversations": 0}}
+    of_tokens = dataclasses.replace(numbers, statistics={**numbers.statistics, "sources": unknown})
+    assert page(of_tokens).count("not known") == 2
 
 
 def test_a_broken_page_is_noticed(ask: Any, tmp_path: Path) -> None:

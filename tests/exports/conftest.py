@@ -17,6 +17,7 @@ from draftstates.model.final_norm import FinalNorm
 from draftstates.model.folder import ModelFolder
 from draftstates.shards.dataset import ShardDataset
 
+_OPTIONS = ("draft_vocab_size", "target_model", "target_probs_topk")
 # of `norm_model`; `sample` draws its ids below it
 VOCAB = 100
 
@@ -37,9 +38,7 @@ def manifest(tmp_path: Path, model_folder: Path) -> Synthetic:
 @pytest.fixture
 def exported(tmp_path: Path, manifest: Synthetic, model_folder: Path) -> Callable[..., Path]:
     def export(name: str, **more: object) -> Path:
-        options = Options(
-            **{key: more.pop(key) for key in ("draft_vocab_size", "target_model") if key in more}
-        )
+        options = Options(**{key: more.pop(key) for key in _OPTIONS if key in more})
         output = tmp_path / name
         export_manifest(
             manifest.path, output, name=name, model_folder=model_folder, options=options, **more

@@ -21,7 +21,10 @@ def test_the_workflow_is_found() -> None:
     readme = (REPOSITORY / "README.md").read_text().lower()
     assert "snakemake" in readme
     assert "workflow" in readme
-    assert (REPOSITORY / "Snakefile").is_file()
+    # the usage is listed of a workflow/Snakefile alone; the file itself lies at the top
+    named = (REPOSITORY / "workflow" / "Snakefile").read_text()
+    (included,) = re.findall(r'^include: "(.*)"$', named, re.MULTILINE)
+    assert (REPOSITORY / "workflow" / included).resolve() == REPOSITORY / "Snakefile"
     assert list((REPOSITORY / "rules").glob("*.smk"))
 
 

@@ -3,6 +3,7 @@ default hold.
 """
 
 import datetime
+import json
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,6 +95,11 @@ def test_kimi_is_captured_as_it_was_first_run() -> None:
         ("capture.residual_layers", {"dflash": 0}, "capture.residual_layers: expected eagle3"),
         ("capture.residual_layers", {"eagle": 3}, "capture.residual_layers: expected eagle3"),
         ("capture.residual_layers", {}, "capture.residual_layers: expected eagle3"),
+        (
+            "capture",
+            {"residual_layers": [], "final_state": False},
+            "capture.final_state: expected true where residual_layers is empty, found false",
+        ),
         (
             "capture.residual_layers",
             [4, 2],
@@ -312,19 +318,28 @@ def test_kimi_is_captured_as_it_was_first_run() -> None:
             "results",
             "r3{x}",
             (
-                "results: expected a path without { and }, which Snakemake takes for wildcards, on"
-                ' one line (folder for everything that is made), found "r3{x}"'
+                "results: expected a path without control characters, { and }, which are"
+                ' Snakemake\'s wildcards (folder for everything that is made), found "r3{x}"'
             ),
         ),
         (
             "data.sources.0.files",
             ["a.jsonl", "part{i}.jsonl"],
-            "data.sources[0].files[1]: expected a path without { and }",
+            "data.sources[0].files[1]: expected a path without control characters, { and }",
+        ),
+        *(
+            ("results", f"r{mark}3", "results: expected a path without control characters")
+            for mark in "\t\r\x1b\x7f\u2028"
+        ),
+        (
+            "data.template_arguments",
+            {"x": json.loads("[" * 500 + "]" * 500)},
+            f"data.template_arguments.x{'[0]' * 98}: expected at most 100 levels, found more",
         ),
         (
             "model.path",
             "models/{m}",
-            "model.path: expected a path without { and }",
+            "model.path: expected a path without control characters, { and }",
         ),
         ("data.sources.0.files", [""], "data.sources[0].files[0]: expected a path without"),
     ],
@@ -405,8 +420,11 @@ def test_a_resolved_configuration_comes_back_unchanged() -> None:
 
 def test_a_resolved_configuration_is_found_again_where_its_content_says(tmp_path: Path) -> None:
     found = config.resolve({**minimal(), "results": str(tmp_path)}, origin="my.yaml")
-    config.save_resolved(found)
     path = found.resolved_path
+    for damaged in ("", "data: {}\n"):
+        config.save_resolved(found)
+        path.write_text(damaged)
+    config.save_resolved(found)
     assert config.load(path) == found
     assert [path.name for path in (tmp_path / "config").iterdir()] == [path.name]
     other = config.resolve({**found.plain(), "exclude": ["0" * 32]}, origin="my.yaml")
@@ -420,6 +438,7 @@ def test_a_resolved_configuration_is_found_again_where_its_content_says(tmp_path
         ("a: [", "not valid YAML"),
         ("a: 2024-13-01", "not valid YAML: month must be in"),
         pytest.param("a: " + "9" * 5000, "not valid YAML", id="thousands of digits"),
+        pytest.param("a: " + "[" * 5000, "not valid YAML", id="thousands of levels"),
     ],
 )
 def test_a_file_that_is_no_configuration_is_named(tmp_path: Path, text: str, expected: str) -> None:
@@ -521,7 +540,7 @@ def test_what_is_no_text_number_list_or_mapping_is_refused_by_its_key(
         config.resolve(edited("data.max_skipped_fraction", value), origin="my.yaml")
 
 
-@pytest.mark.parametrize("results", ["file", "file/results", "broken", "broken/results"])
+@pytest.mark.parametrize("results", ["file", "file/results", "broken", "broken/results", "x" * 300])
 def test_results_that_cannot_be_written_are_named(tmp_path: Path, results: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "broken").symlink_to("nowhere")

@@ -1,5 +1,7 @@
 """The pages for users: their links lead somewhere, and what they show to copy is accepted."""
 
+import argparse
+import importlib
 import re
 import shlex
 from pathlib import Path
@@ -43,6 +45,19 @@ def test_commands_to_copy_are_commands(page: Path) -> None:
         for line in block.splitlines():
             if line.strip().startswith("draftstates "):
                 assert cli.parser(shlex.split(line, comments=True)[1:])
+
+
+def test_the_page_of_commands_has_each_command_and_its_json() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| .* \|(.*)\|$",
+        (REPOSITORY / "docs" / "commands.md").read_text(),
+        re.MULTILINE,
+    )
+    assert [name for name, _ in rows] == list(cli.COMMANDS)
+    for name, json in rows:
+        parser = argparse.ArgumentParser()
+        importlib.import_module(f"draftstates.commands.{name}").add_arguments(parser)
+        assert ("--json" in parser.format_help()) == bool(json.strip()), name
 
 
 def test_the_readmes_training_loop_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

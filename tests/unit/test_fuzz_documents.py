@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from captured import Files, capture, tiny_model, verify, write
+from captured import Files, capture, parity_of, tiny_model, verify, write
 from fuzz import changed, damaged
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ from draftstates import ShardDataset
 from draftstates.config import resolve
 from draftstates.documents import Document, sealed
 from draftstates.errors import UserError
-from draftstates.records import Manifest, Plan, ShardReceipts, Verified
+from draftstates.records import Manifest, Parity, Plan, ShardReceipts, Verified
 
 CONFIGURATION = {
     "data": {
@@ -60,6 +60,7 @@ def documents(files: Files) -> dict[type[Document], dict]:
         ShardReceipts: json.loads(files.receipts.read_text()),
         Verified: verify(files).document(),
         Manifest: json.loads(manifest.read_text()),
+        Parity: parity_of(files.plan.capture).document(),
     }
 
 
@@ -78,7 +79,7 @@ def read(kind: type[Document], place: Path) -> Document | None:
         return None
 
 
-@pytest.mark.parametrize("kind", [Plan, ShardReceipts, Verified, Manifest])
+@pytest.mark.parametrize("kind", [Plan, ShardReceipts, Verified, Manifest, Parity])
 @given(data=st.data())
 def test_a_document_with_any_value_changed_is_read_or_refused_by_name(
     kind: type[Document], documents: dict, place: Path, data: st.DataObject
@@ -95,7 +96,7 @@ def test_a_document_with_any_value_changed_is_read_or_refused_by_name(
         assert read(kind, place) == found
 
 
-@pytest.mark.parametrize("kind", [Plan, Verified, Manifest])
+@pytest.mark.parametrize("kind", [Plan, Verified, Manifest, Parity])
 @given(data=st.data())
 def test_a_damaged_document_with_a_digest_is_refused_or_says_the_same(
     kind: type[Document], documents: dict, place: Path, data: st.DataObject

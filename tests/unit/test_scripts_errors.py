@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 import yaml
-from captured import capture, tiny_model, write
+from captured import capture, tiny_model, verify, write
 from synthetic import small
 from token_kit import REPOSITORY, chat, run_cli, run_script, run_source, tokenizer_folder
 
@@ -45,6 +45,7 @@ COMMANDS = {
         " {out}/{answers}/chunk.parquet"
     ),
     "compact": "--manifest {manifest} --output {out} --fp8 all --keep-top-token {model}",
+    "doctor": "--config {config}",
     "export": "--manifest {manifest} --trainer speculators --output {out} --model {model}",
     "hub_data": "--source test --config {config} --output {out}/hub.json",
     "extract": (
@@ -64,6 +65,11 @@ COMMANDS = {
     "server": "--config {config} --plan {plan} --output {out}/{folder_name}/server.json",
     "status": "--results {results} --once",
     "report_page": "{plan} --tokenizer {tokenizer} --output {out}/r.html",
+    "store": (
+        "--config {config} --plan {plan} --shard-id {shard_id} --model {model} --shard {shard}"
+        " --verified {verified} --threads 1 --record {out}/{folder_name}/compact/e4m3/s.json"
+        " --output {out}/{folder_name}/compact/e4m3/s.safetensors"
+    ),
     "show": "{tokens} --tokenizer {tokenizer}",
     "tokenise": (
         "--config {config} --source test --tokenizer {tokenizer} --output {out}/t.parquet"
@@ -135,6 +141,7 @@ def good(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> dict[str
     folder_name = captured.spec.folder_name
     files = write(captured, folder / folder_name / "shards")
     files.plan.publish(folder / "plan.json")
+    verify(files).publish(folder / "verified.json")
     run_source(folder, [{"messages": chat(f"Q{n}", f"A{n}")} for n in range(4)])
     config = {
         "data": {
@@ -167,6 +174,7 @@ def good(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> dict[str
             "shard": files.shard,
             "recaptures": files.recaptures,
             "receipts": files.receipts,
+            "verified": folder / "verified.json",
             "shard_id": files.shard_id,
         },
         **{"shard_tokens": folder / "none.parquet", "results": folder},
@@ -200,7 +208,9 @@ def test_a_path_that_leads_to_something_else_is_named_in_one_line(
     assert not list((tmp_path / "out").rglob("*.json"))
 
 
-@pytest.mark.parametrize("command", ["check_parity", "extract", "manifest", "server", "verify"])
+@pytest.mark.parametrize(
+    "command", ["check_parity", "extract", "manifest", "server", "store", "verify"]
+)
 def test_what_is_of_the_plans_run_goes_into_no_other_folder(
     command: str, good: dict[str, object], tmp_path: Path
 ) -> None:

@@ -61,6 +61,30 @@ def test_a_present_shard_has_no_rule_and_any_other_has(tmp_path: Path) -> None:
     assert makes(tmp_path, "m-2", ID)
 
 
+@pytest.mark.parametrize("missing", ["compact", "stored", "verified", "receipts", "nothing"])
+def test_a_stored_shard_has_no_rule_while_everything_vouches_for_it(
+    tmp_path: Path, missing: str
+) -> None:
+    form, capture = "e4m3", Results(tmp_path).capture("m-1")
+    capture.shards.mkdir(parents=True)
+    paths = {
+        "compact": capture.compact(ID, form),
+        "stored": capture.stored(ID, form),
+        "verified": capture.verified(ID),
+        "receipts": capture.receipts(ID),
+    }
+    for path in paths.values():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    paths.get(missing, tmp_path / "none").unlink(missing_ok=True)
+    made = workflow.captures_without_present_shards(tmp_path, form)
+    pattern = rf"(?P<capture>{made})/compact/e4m3/[0-9a-f]{{32}}\.(safetensors|json)"
+    for suffix in ("safetensors", "json"):
+        found = re.fullmatch(pattern, f"m-1/compact/e4m3/{ID}.{suffix}")
+        assert (found is None) == (missing == "nothing")
+        assert re.fullmatch(pattern, f"m-1/compact/e4m3/{OTHER}.{suffix}")
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_a_shard_that_lacks_a_part_is_made_again(tmp_path: Path, part: str) -> None:
     make_shard(tmp_path, "m-1", ID, without=part)

@@ -12,6 +12,9 @@ from workspace import make_tiny_model, tiny_config
 
 sys.path.append(str(Path(__file__).parents[1] / "server"))
 
+sys.path.append(str(Path(__file__).parents[1] / "campaign"))
+
+import preloaded  # noqa: E402
 from server_harness import Running, serve, spec_for  # noqa: E402
 
 
@@ -33,3 +36,10 @@ def real_server(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> I
     spec = spec_for(tiny_model, layers=tiny_config()["capture"]["residual_layers"])
     with serve(spec, folder=tiny_model, root=root, radix_cache=True) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def preloaded_libraries() -> Iterator[None]:
+    """Start the process in whose forks a `QuickWorkspace` runs Snakemake and its scripts."""
+    with preloaded.preloaded():
+        yield

@@ -31,7 +31,7 @@ configfile: "config/config.yaml"
 # declare {source} as a module
 module draftstates:
     snakefile:
-        "{source}/Snakefile"
+        "{source}/workflow/Snakefile"
     config:
         config
 

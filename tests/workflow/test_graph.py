@@ -104,6 +104,40 @@ def test_a_source_of_the_hub_is_pinned_until_its_record_is_made_again(
     assert tokenised("--forcerun", "hub_data") == (1, f"org/chats@{commits[1]}")
 
 
+def test_shards_that_are_stored_in_a_compact_form_are_captured_once(workspace: Workspace) -> None:
+    """Turned on after a capture, it captures nothing: the jobs rewrite what is there."""
+    count, capture = len(workspace.shards()), workspace.shards()[0].parents[1]
+    workspace.config["storage"] = {"format": "e4m3"}
+    extract = workspace.folder / "scripts" / "extract.py"
+    ours = extract.read_text()
+    extract.write_text("raise SystemExit('captured again')\n")
+    run = workspace.run()
+    assert (run.jobs("compact"), run.jobs("manifest"), run.jobs("server")) == (count, 1, 0)
+    stored = sorted((capture / "compact" / "e4m3-top-token").glob("*.safetensors"))
+    assert len(stored) == len(list(stored[0].parent.glob("*.json"))) == count
+    assert not workspace.shards()
+    assert not list(capture.glob("shards/*.safetensors"))
+    for change in NO_CHANGES:
+        change(workspace)
+    workspace.edit("rules/compact.smk", "    priority: 1\n", "    priority: 2\n")
+    workspace.edit("rules/compact.smk", "streams=1,", "streams=1,\n        more=1,")
+    workspace.edit("scripts/store.py", "import argparse\n", "import argparse  # edited\n")
+    again = workspace.run()
+    assert again.jobs("compact") == again.jobs("server") == 0, "nothing that decides a number"
+    assert workspace.run().nothing_to_be_done
+    extract.write_text(ours)
+    (capture / "verified" / f"{stored[2].stem}.json").unlink()
+    stored[3].unlink()
+    edit_row(workspace)
+    run = workspace.run()
+    new = {shard["shard_id"] for shard in workspace.plan()["shards"]} - {p.stem for p in stored}
+    assert 1 <= len(new) <= 2
+    lost = {stored[2].stem, stored[3].stem} & {s["shard_id"] for s in workspace.plan()["shards"]}
+    assert run.jobs("compact") == len(new | lost), "the edited shards, and those in doubt"
+    assert not list(capture.glob("shards/*.safetensors"))
+    assert workspace.run().nothing_to_be_done
+
+
 def test_one_shard_and_the_attestation_deleted_is_one_capture(workspace: Workspace) -> None:
     workspace.shards()[2].unlink()
     remove_attestation(workspace)

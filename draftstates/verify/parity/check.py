@@ -178,11 +178,13 @@ def sample_prompt(shard: Shard, index: int, *, num_layers: int) -> Prompt:
     """Return a captured sample's ids and rows by the names that a reference gives them."""
     sample, header = shard.sample(index), shard.header
     states = {f"r_{k}": sample["hidden_states"][:, i] for i, k in enumerate(header.residual_layers)}
-    last = "post_norm" if header.metadata["final_norm"] == "post_norm" else f"r_{num_layers}"
+    if "final_hidden_state" in sample:
+        last = "post_norm" if header.metadata["final_norm"] == "post_norm" else f"r_{num_layers}"
+        states[last] = sample["final_hidden_state"]
     return Prompt(
         input_ids=sample["input_ids"],
         positions=torch.arange(len(sample["input_ids"])),
-        states={**states, last: sample["final_hidden_state"]},
+        states=states,
     )
 
 

@@ -2,10 +2,12 @@
 states it cannot use.
 """
 
+import base64
 import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,15 +82,14 @@ def test_a_path_that_cannot_be_written_is_answered(tmp_path: Path, file: str) ->
     assert answers[0]["error"]
 
 
-def _running(root: Path, model: Model) -> Recorder:
-    """Return a recorder of r_0, r_2 and r_N as it is after loading, and lay its shard out."""
-    spec = capture_spec(
-        layers=(0, 2, 4),
-        num_layers=LAYERS,
-        hidden_size=8,
-        final_norm="post_norm",
-        stored_dtype="float32",
-    )
+def _running(root: Path, model: Model, **changes: Any) -> Recorder:
+    """Return a recorder of r_0, r_2 and r_N as it is after loading, and lay its shard out.
+
+    Args:
+        changes: other values of the capture, such as final_state.
+    """
+    asked = {"layers": (0, 2, 4), "final_norm": "post_norm", **changes}
+    spec = capture_spec(num_layers=LAYERS, hidden_size=8, stored_dtype="float32", **asked)
     (root / FILE).parent.mkdir(parents=True)
     layout.create(
         root / FILE,
@@ -110,7 +111,8 @@ def _running(root: Path, model: Model) -> Recorder:
         dtype=torch.float32,
         final_norm=spec.final_norm,
     )
-    recorder._own, recorder._final_scale, recorder._stream = OwnCapture(model, [2]), 1.0, None
+    own = OwnCapture(model, [2] if spec.residual_layers else [])
+    recorder._own, recorder._final_scale, recorder._stream = own, 1.0, None
     recorder._destinations = Destinations(settings)
     recorder._writers = Writers(recorder._destinations, threads=1)
     recorder._pool = BlockPool(total_bytes=1 << 12, block_bytes=300, pinned=False)
@@ -184,6 +186,71 @@ def test_a_chunk_whose_earlier_rows_nobody_judged_is_answered_with_that(tmp_path
     recorder.after_logits(result, None, ids, final, None, asked, aux)
     (text,) = result.customized_info[protocol.ANSWER_KEY]
     assert "no second reading of the rows before row 3" in json.loads(text)["error"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [protocol.PLAIN, protocol.SELF_TEST])
+def test_without_final_states_the_receipt_holds_that_of_the_last_row(
+    tmp_path: Path, kind: str
+) -> None:
+    """The sample lies in several blocks: the last one's last row is it."""
+    model = Model(Pair)
+    recorder, ids = _running(tmp_path, model, final_state=False), torch.arange(TOKENS)
+    states, asked = expected(model, ids), batch(kind)
+    final, aux = _forward(model, ids, asked)
+    recorder.after_logits(SimpleNamespace(customized_info=None), None, ids, final, None, asked, aux)
+    (receipt,), shard = _receipts(tmp_path), layout.Shard(tmp_path / FILE)
+    assert "final_hidden_state" not in shard.sample(0)
+    assert receipt.checksum == shard.checksum(0)
+    for position, k in enumerate((0, 2, 4)):
+        torch.testing.assert_close(shard.sample(0)["hidden_states"][:, position], states[k])
+    last = torch.frombuffer(bytearray(base64.b64decode(receipt.last_state)), dtype=torch.float32)
+    assert torch.equal(last, final[-1])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [protocol.PLAIN, protocol.SELF_TEST])
+@pytest.mark.parametrize("final_norm", ["post_norm", "pre_norm"])
+def test_without_layers_the_final_state_is_written_alone(
+    tmp_path: Path, kind: str, final_norm: str
+) -> None:
+    """The self-test still holds the final state against the model's norm of r_N."""
+    model = Model(Pair)
+    recorder = _running(tmp_path, model, layers=(), final_norm=final_norm)
+    ids, asked = torch.arange(TOKENS), batch(kind)
+    states = expected(model, ids)
+    final, aux = _forward(model, ids, asked)
+    result = SimpleNamespace(customized_info=None)
+    recorder.after_logits(result, None, ids, final, None, asked, aux)
+    answer = json.loads(result.customized_info[protocol.ANSWER_KEY][0])
+    assert "error" not in answer
+    if kind == protocol.SELF_TEST:
+        assert list(answer["opinions"]) == ["r_4"] and answer["opinions"]["r_4"] < 1e-6
+        assert answer["no_capture"] == "it reaches none of the captured layers"
+    (receipt,), shard = _receipts(tmp_path), layout.Shard(tmp_path / FILE)
+    assert receipt.last_state is None
+    assert receipt.checksum == shard.checksum(0)
+    assert "hidden_states" not in shard.sample(0)
+    right = final if final_norm == "post_norm" else states[4]
+    torch.testing.assert_close(shard.sample(0)["final_hidden_state"], right)
+
+
+@torch.no_grad()
+def test_without_layers_a_pass_that_no_tap_saw_is_answered_too(tmp_path: Path) -> None:
+    recorder = _running(tmp_path, Model(Pair), layers=())
+    asked, result = batch(protocol.PLAIN), SimpleNamespace(customized_info=None)
+    recorder.after_logits(result, None, asked.input_ids, torch.randn(TOKENS, 8), None, asked)
+    (text,) = result.customized_info[protocol.ANSWER_KEY]
+    assert "no tap saw this pass" in json.loads(text)["error"]
+    assert not protocol.growing_receipts(tmp_path / FILE).exists()
+
+
+def _forward(
+    model: Model, ids: torch.Tensor, asked: object
+) -> tuple[torch.Tensor, list[torch.Tensor] | None]:
+    """Return the final state, and SGLang's own capture where the pass has one."""
+    found = model(ids, None, asked)
+    return found if isinstance(found, tuple) else (found, None)
 
 
 def _receipts(root: Path) -> list[protocol.Receipt]:

@@ -15,9 +15,11 @@ from draftstates.errors import UserError
 from draftstates.exports.common import Options, check_equal
 from draftstates.exports.export import EXPORTED, export_manifest
 from draftstates.model.digest import model_digest
+from draftstates.model.final_norm import FinalNorm
 from draftstates.model.folder import ModelFolder
 from draftstates.shards.dataset import ShardDataset
 from draftstates.shards.layout import read_header
+from draftstates.spec import CaptureSpec
 
 
 def post_norm(folder: Path, **more: object) -> Synthetic:
@@ -33,8 +35,21 @@ def export(manifest: Synthetic, name: str, **more: object) -> Path:
         }
     )
     output = manifest.path.parent / name
+    if name == "nemo_automodel":
+        more.setdefault("model_folder", manifest.path.parent / "model")
     export_manifest(manifest.path, output, name=name, options=options, **more)  # type: ignore[arg-type]
     return output
+
+
+def readable(name: str, folder: Path) -> Synthetic:
+    """Write a manifest in the norm that a trainer reads, beside the folder of its model."""
+    return small(folder, spec=spec_for(name, folder))
+
+
+def spec_for(name: str, folder: Path) -> CaptureSpec:
+    norm = "pre_norm" if name == "speculators" else "post_norm"
+    digest = model_digest(ModelFolder(norm_model(folder / "model")))
+    return capture_spec(final_norm=norm, model_digest=digest)
 
 
 def test_speculators_files_hold_the_layers_and_then_the_pre_norm_state(tmp_path: Path) -> None:
@@ -106,18 +121,17 @@ def test_deepspec_index_points_at_each_part(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", EXPORTED)
 def test_layer_numbers_are_translated_and_stated(tmp_path: Path, name: str) -> None:
-    manifest = small(tmp_path) if name == "speculators" else post_norm(tmp_path)
-    output = export(manifest, name, residual_layers=[3, 5])
+    chosen = [2, 3, 5] if name == "nemo_automodel" else [3, 5]
+    output = export(readable(name, tmp_path), name, residual_layers=chosen)
     stated = json.loads((output / "export.json").read_text())
-    assert stated["layers"] == (
-        {"r_3": 3, "r_5": 5} if name == "speculators" else {"r_3": 2, "r_5": 4}
-    )
+    shift = 0 if name == "speculators" else -1
+    assert stated["layers"] == {f"r_{k}": k + shift for k in chosen}
     assert "r_k as k" in stated["layers_are_counted"]
     assert stated["final_norm"] == ("pre_norm" if name == "speculators" else "post_norm")
     assert (stated["samples"], stated["tokens"]) == (7, 98)
 
 
-@pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.parametrize("name", sorted({*EXPORTED} - {"nemo_automodel"}))
 def test_a_norm_that_the_capture_does_not_allow_is_refused(tmp_path: Path, name: str) -> None:
     manifest = post_norm(tmp_path) if name == "speculators" else small(tmp_path)
     with pytest.raises(
@@ -142,6 +156,39 @@ def test_the_norm_of_another_model_is_refused(tmp_path: Path) -> None:
     expected = weight * stored / torch.sqrt(stored.square().mean(-1, keepdim=True) + 1e-5)
     found = torch.load(output / "rows_0-2000" / "data_0.ckpt", weights_only=True)["hidden_state"][0]
     torch.testing.assert_close(found.float(), expected, rtol=2**-8, atol=0)
+
+
+def test_final_states_come_from_r_n_where_they_are_not_captured(tmp_path: Path) -> None:
+    model = norm_model(tmp_path / "model")
+    spec = capture_spec(
+        layers=(2, 5, 8),
+        final_norm="post_norm",
+        final_state=False,
+        model_digest=model_digest(ModelFolder(model)),
+    )
+    manifest = small(tmp_path / "m", spec=spec)
+    values = manifest.samples[ShardDataset(manifest.path).sample_id(0)]["hidden_states"]
+    output = export(manifest, "specforge", model_folder=model)
+    found = torch.load(output / "rows_0-2000" / "data_0.ckpt", weights_only=True)
+    assert torch.equal(found["aux_hidden_state"][0], values[:, :2].flatten(1))
+    expected = FinalNorm.from_model(ModelFolder(model))(values[:, 2])
+    assert torch.equal(found["hidden_state"][0], expected)
+    rows = load_states(export(manifest, "speculators"))
+    assert any(torch.equal(each, values) for each in rows)
+
+
+def load_states(output: Path) -> list[torch.Tensor]:
+    files = (output / "hidden_states").glob("*.safetensors")
+    return [load_file(path)["hidden_states"] for path in files]
+
+
+def test_the_final_state_alone_goes_where_no_layer_is_needed(tmp_path: Path) -> None:
+    manifest = small(tmp_path, spec=capture_spec(layers=()))
+    rows = load_states(export(manifest, "speculators"))
+    finals = [values["final_hidden_state"][:, None] for values in manifest.samples.values()]
+    assert all(any(torch.equal(row, final) for row in rows) for final in finals)
+    with pytest.raises(UserError, match="specforge reads the states of at least 1"):
+        export(post_norm(tmp_path / "post", layers=()), "specforge")
 
 
 def test_a_model_with_the_embeddings_captured_goes_only_where_they_have_a_number(
@@ -202,22 +249,25 @@ def test_a_vocabulary_that_cannot_be_is_refused(tmp_path: Path, options: dict, w
 
 @pytest.mark.parametrize("name", EXPORTED)
 def test_a_row_more_writes_one_sample_and_a_rerun_none(tmp_path: Path, name: str) -> None:
-    spec = capture_spec(final_norm="pre_norm" if name == "speculators" else "post_norm")
+    spec = spec_for(name, tmp_path)
     samples = [sample(5 + i, spec=spec, seed=i) for i in range(9)]
     output = tmp_path / "out"
 
     def written(folder: str, contents: list) -> tuple[int, int]:
         manifest = write_manifest(tmp_path / folder, contents, spec=spec)
-        summary = export_manifest(manifest.path, output, name=name)
+        summary = export_manifest(manifest.path, output, name=name, model_folder=tmp_path / "model")
         return summary["files_written"], summary["files_reused"]
 
-    # DeepSpec's files are whole shards
-    whole = 2 if name == "deepspec" else 8
+    # DeepSpec's files are whole shards, NeMo Automodel's 256 samples
+    whole = {"deepspec": 2, "nemo_automodel": 1}.get(name, 8)
     assert written("a", [samples[:4], samples[5:]]) == (whole, 0)
     assert written("b", [samples[:4], samples[5:]]) == (0, whole)
-    assert written("c", [samples[:5], samples[5:]]) == (1, whole - (name == "deepspec"))
+    together = name in ("deepspec", "nemo_automodel")
+    assert written("c", [samples[:5], samples[5:]]) == (1, whole - together)
     fresh = tmp_path / "fresh"
-    export_manifest(tmp_path / "c" / "manifest.json", fresh, name=name)
+    export_manifest(
+        tmp_path / "c" / "manifest.json", fresh, name=name, model_folder=tmp_path / "model"
+    )
     files = {path.relative_to(fresh) for path in fresh.rglob("*") if path.is_file()}
     assert files == {path.relative_to(output) for path in output.rglob("*") if path.is_file()}
     differing = {
@@ -232,7 +282,7 @@ def test_a_row_more_writes_one_sample_and_a_rerun_none(tmp_path: Path, name: str
 )
 @pytest.mark.parametrize("name", EXPORTED)
 def test_a_damaged_shard_is_not_exported(tmp_path: Path, name: str, tensor: str) -> None:
-    manifest = small(tmp_path) if name == "speculators" else post_norm(tmp_path)
+    manifest = readable(name, tmp_path)
     path = ShardDataset(manifest.path)._shard(1).path
     data = bytearray(path.read_bytes())
     data[read_header(path).tensors[tensor][2]] ^= 1

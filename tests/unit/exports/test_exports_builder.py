@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,16 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not an export's"):
         build(tmp_path / "mine", FILES)
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "work of years"
+
+
+def test_an_export_that_lost_its_ledger_is_named_with_the_remedy(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    build(output, {"a": "x"})
+    (output / LEDGER).unlink()
+    with pytest.raises(UserError, match=f"lost its {LEDGER}, run: rm -r {output} && snakemake"):
+        build(output, {"a": "x"})
+    shutil.rmtree(output)
+    assert build(output, {"a": "x"}) == (1, 0)
 
 
 def test_two_at_once_are_refused(tmp_path: Path) -> None:

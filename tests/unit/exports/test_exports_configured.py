@@ -54,6 +54,19 @@ def test_what_can_be_exported_passes(tmp_path: Path) -> None:
         ),
         ("specforge", {}, (0, 5), "exports.specforge: specforge cannot name r_0"),
         (
+            "nemo_automodel",
+            {},
+            (2, 5),
+            "exports.nemo_automodel: nemo_automodel reads the states of exactly 3 of the layers"
+            " before r_N, found [2, 5]",
+        ),
+        (
+            "specforge",
+            {"target_probs_topk": 4},
+            (2, 5),
+            "exports.specforge: target_probs_topk: for nemo_automodel alone",
+        ),
+        (
             "specforge",
             {"residual_layers": [2, 4]},
             (2, 5),
@@ -74,6 +87,28 @@ def test_what_the_capture_does_not_allow_is_named(
     with pytest.raises(UserError) as caught:
         check_exports(configured(norm_model(tmp_path / "model"), **{name: chosen}), spec=spec)
     assert str(caught.value).startswith(expected)
+
+
+@pytest.mark.parametrize("name", ["speculators", "specforge", "model_optimizer", "deepspec"])
+def test_final_states_that_are_not_captured_are_named(tmp_path: Path, name: str) -> None:
+    """r_N stands in for them: it is pre-norm, and the model's norm makes post-norm of it."""
+    model = norm_model(tmp_path / "model")
+    config = configured(model, **{name: {}})
+    without = {"final_norm": "post_norm", "final_state": False}
+    with pytest.raises(UserError, match=f"^exports.{name}: .*holds no final states: .* add r_8 to"):
+        check_exports(config, spec=capture_spec(layers=(2, 5), **without))
+    check_exports(config, spec=capture_spec(layers=(2, 5, 8), **without))
+
+
+def test_layers_that_are_not_captured_are_named(tmp_path: Path) -> None:
+    model = norm_model(tmp_path / "model")
+    for layers in ((), (8,)):
+        spec = capture_spec(layers=layers, final_norm="post_norm")
+        for name in ("specforge", "deepspec"):
+            with pytest.raises(UserError, match=f"^exports.{name}: {name} reads the states of at"):
+                check_exports(configured(model, **{name: {}}), spec=spec)
+        check_exports(configured(model, model_optimizer={}), spec=spec)
+    check_exports(configured(model, speculators={}), spec=capture_spec(layers=()))
 
 
 def test_a_number_format_that_the_trainer_does_not_read_is_named(tmp_path: Path) -> None:

@@ -166,6 +166,16 @@ def test_a_complete_shard_gets_its_name_with_receipts_and_recaptures_beside_it(
     assert layout.Shard(output).input_ids.tolist() == [3] * 3 + [9] * 9 + [6] * 6
 
 
+def test_last_states_that_the_server_reports_stay_in_the_receipts(tmp_path: Path) -> None:
+    faults = {n: {"receipt": {"last_state": f"AAA{n}"}} for n in range(1, 10)}
+    _, output = extract(tmp_path, faults)
+    said = json.loads(receipts_of(output).read_text())
+    assert [sample["last_state"] for sample in said["samples"]] == ["AAA3", "AAA9", "AAA6"]
+    assert [f"AAA{again['rows']}" for again in said["recaptures"]] == [
+        again["last_state"] for again in said["recaptures"]
+    ]
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -175,6 +185,7 @@ def test_a_complete_shard_gets_its_name_with_receipts_and_recaptures_beside_it(
         ),
         ({"receipt": {"ids_hash": "0" * 16}}, "the rows are those of other ids"),
         ({"receipt": {"error": "OSError: No space left on device"}}, "No space left on device"),
+        ({"receipt": {"last_state": 7}}, "is no receipt"),
         ({"line": b'{"rid": "'}, "is no receipt"),
         ({"meta": {"prompt_tokens": 10}}, "9 tokens sent, the server counted 10"),
         ({"meta": {"cached_tokens": 2}}, "2 tokens came from a cache"),

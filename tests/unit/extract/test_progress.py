@@ -10,6 +10,7 @@ from rich.console import Console
 from synthetic import plan_with, planned_shard
 
 from draftstates.errors import UserError
+from draftstates.extract import progress
 from draftstates.extract.progress import ProgressFile, Running, running
 from draftstates.report.status import look, view
 
@@ -31,7 +32,7 @@ def results(tmp_path: Path) -> Path:
         (run / "shards" / f"{name}.recaptures.safetensors").touch()
     (run / "verified" / f"{ONE}.json").touch()
     (tmp_path / "logs" / run.name / "extract" / f"{FOUR}.log").write_text(
-        "waiting\nerror: 1 samples could not be captured\n  x: y\n"
+        "waiting\nerror: 1 sample could not be captured\n  x: y\n"
     )
     folder = run / "shards" / ".building" / f"{THREE}-1"
     folder.mkdir(parents=True)
@@ -43,7 +44,7 @@ def test_a_look_tells_captured_running_and_failed_apart(results: Path) -> None:
     status = look(results)
     assert (status.planned, status.captured, status.verified) == (4, 2, 1)
     assert [each.shard_id for each in status.running] == [THREE]
-    assert status.failed == {FOUR: "error: 1 samples could not be captured"}
+    assert status.failed == {FOUR: "error: 1 sample could not be captured"}
     assert (status.done_tokens, status.tokens) == (200, 400)
 
 
@@ -52,6 +53,21 @@ def test_a_failed_shard_that_is_captured_again_is_no_longer_failed(results: Path
     folder.mkdir()
     ProgressFile(folder, shard_id=FOUR, total=100, server="http://a:1")
     assert look(results).failed == {}
+
+
+@pytest.mark.parametrize("jump", [-86400, 86400])
+def test_a_clock_that_jumps_changes_no_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    monkeypatch.setattr(progress, "_WRITE_SECONDS", 0.0)
+    (folder := tmp_path / "shards" / ".building" / f"{ONE}-1").mkdir(parents=True)
+    file, clock = ProgressFile(folder, shard_id=ONE, total=100, server="http://a:1"), time.time
+    monkeypatch.setattr(time, "time", lambda: clock() + jump)
+    time.sleep(0.01)
+    file.add(10)
+    (found,) = running(tmp_path)
+    assert found.done == 10
+    assert 1 < found.rate <= 1000
 
 
 def test_the_tables_have_the_rate_of_each_server_and_the_time_left(results: Path) -> None:
@@ -67,7 +83,7 @@ def test_the_tables_have_the_rate_of_each_server_and_the_time_left(results: Path
     assert "250 of 400, 5 a second" in text
     assert "0:00:30" in text, "150 tokens at 5 a second"
     assert "a:1" in text
-    assert "1 samples could not be captured" in text
+    assert "1 sample could not be captured" in text
 
 
 def test_an_extraction_without_news_is_shown_as_silent(results: Path) -> None:

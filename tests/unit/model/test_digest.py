@@ -269,5 +269,9 @@ def test_the_capture_key_follows_content_and_not_the_name(tmp_path: Path) -> Non
     assert spec.key != capture_spec(model, name=None, capture=CAPTURE, **exact).key
     others = {**CAPTURE, "residual_layers": [1]}
     assert spec.key != capture_spec(model, name=None, capture=others).key
+    layers_alone = {**CAPTURE, "final_state": False}
+    assert spec.key != capture_spec(model, name=None, capture=layers_alone).key
+    with pytest.raises(UserError, match="nothing to capture"):
+        capture_spec(model, name=None, capture={**layers_alone, "residual_layers": []})
     with pytest.raises(UserError, match=r"expected k in 0..8"):
         capture_spec(model, name=None, capture={**CAPTURE, "residual_layers": [9]})

@@ -150,7 +150,7 @@ def test_a_folder_without_a_config_is_refused_with_the_remedy(tmp_path: Path) ->
     [
         ("{", r"config.json: expected JSON of a model, found JSONDecodeError"),
         ("[]", r"config.json: expected a mapping, found list"),
-        ('{"text_config": 1}', r"config.json: expected text_config as a mapping, found int"),
+        ('{"text_config": 1}', r"config.json: expected text_config, a mapping, found 1"),
         ("{}", r"config.json: expected num_hidden_layers, a whole number above 0, found no such"),
         (
             '{"num_hidden_layers": "8"}',

@@ -90,8 +90,9 @@ def test_a_chunk_that_no_prompt_is_longer_than_is_judged_by_the_flags() -> None:
 
 
 def test_rows_that_no_cache_explains_are_named() -> None:
-    found = examined(Stub(drops=2))
-    assert verdicts(found)[PLAIN] == ("corrupts", "measured")
+    found = verdicts(examined(Stub(drops=2)))
+    assert found.pop(PLAIN) == ("corrupts", "measured")
+    assert found == dict.fromkeys((CACHE, CHUNKS, WARM_UP), ("unknown", "none"))
 
 
 def test_without_states_the_cached_tokens_and_flags_tell() -> None:

@@ -33,5 +33,5 @@ def test_the_chart_has_each_layer_alone() -> None:
 
     together = {"median row": 1e-3, "worst row": 2e-3, "limit of the median": 0.03}
     assert drawn(found(alone=False)) == together
-    alone = {"layer alone, median row": 2e-4, "its limit": 6e-4}
+    alone = {"alone, median row": 2e-4, "alone, limit": 6e-4}
     assert drawn(found(alone=True)) == together | alone

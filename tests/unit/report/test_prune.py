@@ -2,6 +2,7 @@
 cannot be told.
 """
 
+import dataclasses
 import fcntl
 import os
 import subprocess
@@ -103,6 +104,31 @@ def test_without_a_plan_nothing_is_removed(results: Path) -> None:
     (results / "plan.json").unlink()
     with pytest.raises(UserError, match="expected a plan"):
         unlisted(results)
+
+
+def test_of_a_listed_shard_other_forms_than_the_listed_one_are_stale(results: Path) -> None:
+    run = results / "m-12345678"
+    forms = {name: run / "compact" / name for name in ("e4m3", "e4m3-top-token")}
+    for folder in forms.values():
+        folder.mkdir(parents=True)
+        for name in (LISTED, PLANNED, STALE):
+            for suffix in (".safetensors", ".json"):
+                (folder / f"{name}{suffix}").write_bytes(b"12345")
+    found = manifest_with([LISTED])
+    (shard,) = found.shards
+    listed = dataclasses.replace(shard, path=f"compact/e4m3/{LISTED}.safetensors")
+    dataclasses.replace(found, shards=(listed,)).publish(run / "manifest.json")
+    before = files(results)
+    prune(results, "--delete")
+    gone = {name for name in before - files(results) if name.startswith("m-12345678")}
+    other = {f"m-12345678/compact/e4m3-top-token/{LISTED}{s}" for s in (".safetensors", ".json")}
+    captured = {
+        f"m-12345678/shards/{LISTED}{suffix}"
+        for suffix in (".safetensors", ".recaptures.safetensors")
+    }
+    assert {name for name in gone if LISTED in name} == other | captured
+    assert len({name for name in gone if STALE in name}) == 8
+    assert not {name for name in gone if PLANNED in name}
 
 
 def test_a_compact_copy_is_no_run(results: Path) -> None:

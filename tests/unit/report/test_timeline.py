@@ -35,6 +35,24 @@ def test_jobs_and_stages_are_those_of_the_benchmark_files(plan: Plan, tmp_path: 
     assert found["earlier"] == 0
 
 
+def test_a_job_that_captures_verifies_and_rewrites_a_shard_counts_as_its_capture(
+    plan: Plan, tmp_path: Path
+) -> None:
+    results = Results(tmp_path)
+    for shard in plan.shards:
+        names = [
+            results.benchmark(plan.capture_folder, stage, shard.shard_id)
+            for stage in ("extract", "verify", "compact")
+        ]
+        names[2].parent.mkdir(exist_ok=True)
+        names[0].rename(names[2])
+        names[1].unlink()
+    found = timeline(results, plan)
+    assert found["stages"]["compact"] == {"jobs": 2, "seconds": 36.0}
+    assert [job["stage"] for job in found["jobs"]] == ["server", "compact", "compact"]
+    assert len(found["disk"]) == 2 and found["writing"]
+
+
 def test_rates_hold_the_tokens_of_the_servers_log(plan: Plan, tmp_path: Path) -> None:
     """A job's log of Slurm, beside it, names no batch."""
     (Results(tmp_path).server_state / "server.slurm.log").write_text("server at http://node:1\n")

@@ -274,3 +274,25 @@ def test_the_table_keeps_its_columns(tmp_path: Path, manifest: Synthetic) -> Non
     )
     assert after.schema == before.schema
     assert after.drop(["checksum"]).equals(before.drop(["checksum"]))
+
+
+@pytest.mark.parametrize("changes", [{"final_state": False}, {"layers": ()}])
+@pytest.mark.parametrize("storage", [FP8, LAYERS, ROWS, BOTH])
+def test_what_is_not_captured_is_not_stored(
+    tmp_path: Path, storage: Storage, changes: dict
+) -> None:
+    spec = capture_spec(hidden_size=64, **changes)
+    manifest = small(tmp_path / "run", spec=spec)
+    compact_manifest(manifest.path, tmp_path / "compact", storage)
+    whole = ShardDataset(manifest.path)
+    compact = ShardDataset(tmp_path / "compact" / "manifest.json", verify=True)
+    for i in range(len(whole)):
+        expected, found = whole[i], compact[i]
+        assert list(found) == list(expected)
+        needed = torch.from_numpy(rows_of_loss(expected["loss_mask"].numpy()))
+        for name in set(expected) & {"hidden_states", "final_hidden_state"}:
+            assert found[name].shape == expected[name].shape
+            whole_rows = name == "hidden_states" or not storage.supervised_rows
+            rows = slice(None) if whole_rows else needed
+            difference = (found[name].float() - expected[name].float()).abs()[rows]
+            assert difference.numel() == 0 or difference.max() < 0.2

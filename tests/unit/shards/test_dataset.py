@@ -187,6 +187,7 @@ def test_layer_numbers_are_the_trainers(manifest: Synthetic, tmp_path: Path) -> 
         "specforge": [1, 2, 4],
         "model_optimizer": [1, 2, 4],
         "deepspec": [1, 2, 4],
+        "nemo_automodel": [1, 2, 4],
     }
     embeddings = small(tmp_path / "r0", spec=capture_spec(layers=(0, 3), final_norm="post_norm"))
     assert ShardDataset(embeddings.path, trainer="deepspec").layer_numbers == [-1, 2]
@@ -374,3 +375,21 @@ def test_more_shards_than_maps_are_read(tmp_path: Path, monkeypatch: pytest.Monk
         if str(tmp_path) in line
     }
     assert len(maps) <= 3
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_what_is_not_captured_is_not_in_the_items(tmp_path: Path, verify: bool) -> None:
+    layers_alone = small(tmp_path / "layers", spec=capture_spec(final_state=False))
+    dataset = ShardDataset(layers_alone.path, verify=verify)
+    for i in range(len(dataset)):
+        expected = layers_alone.samples[dataset.sample_id(i)]
+        assert list(dataset[i]) == ["input_ids", "loss_mask", "hidden_states"]
+        assert torch.equal(dataset[i]["hidden_states"], expected["hidden_states"])
+    with pytest.raises(UserError, match="post_norm is asked for and the capture holds no final"):
+        ShardDataset(layers_alone.path, final_norm="post_norm")
+    final_alone = small(tmp_path / "final", spec=capture_spec(layers=()))
+    dataset = ShardDataset(final_alone.path, verify=verify)
+    for i in range(len(dataset)):
+        expected = final_alone.samples[dataset.sample_id(i)]
+        assert dataset[i]["hidden_states"].shape == (len(expected["input_ids"]), 0, 16)
+        assert torch.equal(dataset[i]["final_hidden_state"], expected["final_hidden_state"])

@@ -61,6 +61,7 @@ def test_a_damaged_shard_is_refused_by_name_or_gives_what_was_captured(
         found = read_all(manifest, verify=verify)
     except UserError as error:
         assert shard.name in str(error)
+        assert f"rm -f {shard}" in str(error)
     else:
         names = [name for name in right[0] if verify or name not in STATES]
         assert all(same(*pair, names) for pair in zip(found, right, strict=True))

@@ -186,7 +186,7 @@ def test_without_a_comparison_with_the_checkpoint_there_is_no_manifest(run: Run)
     ("changes", "expected"),
     [
         ({"capture_key": "x"}, "expected capture_key"),
-        ({"selftest": "of another server"}, "were captured by a server that was not compared"),
+        ({"selftest": "of another server"}, "captured by a server that was not compared"),
     ],
 )
 def test_a_comparison_of_another_server_is_refused(
@@ -208,7 +208,7 @@ def test_a_shard_of_a_server_that_was_not_compared_is_named_with_what_captures_i
 ) -> None:
     run.change_verified("b", lambda found: found.update(selftests=selftests))
     message = _refused(run)
-    assert f"1 shards, such as {run.captured['b'].shard_id}, were captured by a server" in message
+    assert f"1 shard, such as {run.captured['b'].shard_id}: captured by a server" in message
     assert f"rm -f {run.run}/shards/{run.captured['b'].shard_id}.receipts.json" in message
 
 

@@ -57,6 +57,17 @@ def test_a_relative_pattern_starts_at_the_working_directory(tmp_path, monkeypatc
     assert files_of(files=["data/*.parquet"]) == [Path("data/a.parquet")]
 
 
+@pytest.mark.parametrize("name", ["a{x}.jsonl", "b\nc.jsonl", "d\x1b[2J.jsonl"])
+def test_a_file_in_a_folder_that_no_rule_can_name_is_refused(tmp_path, name: str) -> None:
+    (tmp_path / "data").mkdir()
+    for each in ("f *.jsonl", "g'h.jsonl", "-i.jsonl", "j..jsonl", "$(k).jsonl", "\u202el.jsonl"):
+        (tmp_path / "data" / each).touch()
+    assert len(files_of(files=[str(tmp_path / "data")])) == 6
+    (tmp_path / "data" / name).touch()
+    with pytest.raises(UserError, match=r"files\[0\]: expected names without control characters"):
+        files_of(files=[str(tmp_path / "data")])
+
+
 def test_a_pattern_without_files_is_refused(tmp_path) -> None:
     with pytest.raises(UserError, match=r"files\[0\]: .*/train-\*.parquet: no file matches"):
         files_of(files=[str(tmp_path / "train-*.parquet")])

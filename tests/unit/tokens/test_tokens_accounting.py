@@ -18,6 +18,7 @@ from draftstates.errors import UserError
 from draftstates.files import file_checksum
 from draftstates.ids import sample_id
 from draftstates.tokens import tokenise as tokeniser
+from draftstates.tokens.conversations import Conversation
 from draftstates.tokens.sources import TokeniseOptions, source_options
 from draftstates.tokens.tokenise import tokenise_source
 
@@ -225,3 +226,28 @@ def test_the_command_reports_an_error_in_one_line(tmp_path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr == "error: data.sources: no source named 'other'; there are s\n"
+
+
+def test_rows_with_reasoning_and_tools_are_counted(tmp_path) -> None:
+    thought = {"role": "assistant", "content": "4", "reasoning_content": "2 + 2"}
+    called = [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": "", "tool_calls": []},
+    ]
+    rows = [
+        Conversation(
+            [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+        ),
+        Conversation([{"role": "user", "content": "2 + 2"}, thought]),
+        Conversation([{"role": "assistant", "content": "<think>Hm</think>4"}], tools=[{}]),
+        Conversation([*called, {"role": "tool", "content": "Sun"}]),
+    ]
+    assert [row.kinds[1:] for row in rows] == [
+        (),
+        ("with_reasoning",),
+        ("with_reasoning", "with_tools"),
+        ("with_tools",),
+    ]
+    accounting = run_source(tmp_path, [GOOD, {"messages": []}])
+    counted = {name: accounting[name] for name in ("conversations", "with_reasoning", "with_tools")}
+    assert counted == {"conversations": 1, "with_reasoning": 0, "with_tools": 0}

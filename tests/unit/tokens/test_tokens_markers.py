@@ -400,7 +400,8 @@ def is_named(result: RowResult, markers: dict[str, Marker]) -> bool:
 @given(data=st.data())
 @settings(max_examples=15, deadline=None)
 def test_every_field_is_rendered_or_named(loaded, shape, data) -> None:
-    check_row(loaded, shape, Maker(data.draw))
+    # DeepSeek-V3's template leaves the end token of a lone call to the next message
+    check_row(loaded, shape, Maker(data.draw), "no_turn_end")
 
 
 def check_row(loaded, shape, maker: Maker, *reasons: str) -> None:

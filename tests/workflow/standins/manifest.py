@@ -10,6 +10,7 @@ parser = argparse.ArgumentParser()
 for name in ("plan", "capture-folder", "output", "samples"):
     parser.add_argument(f"--{name}", type=Path, required=True)
 parser.add_argument("--parity")
+parser.add_argument("--form")
 arguments = parser.parse_args()
 plan = Plan.read(arguments.plan)
 verified = arguments.capture_folder / "verified"
