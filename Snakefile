@@ -2,6 +2,7 @@
 
 The workflow writes, below the folder that the key `results` names:
 
+    answers/<source>/                   prompts and answers by the target model, where configured
     tokens/<source>.parquet, .json      tokens, loss masks and accounting of a source
     plan.json, tokens/shards/           the samples of each shard
     <capture>/server.json               versions, flags and self-test of the server
@@ -72,6 +73,7 @@ rule all:
 
 
 include: "rules/data.smk"
+include: "rules/answers.smk"
 include: "rules/server.smk"
 include: "rules/parity.smk"
 

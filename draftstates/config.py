@@ -164,6 +164,54 @@ class HubData(Section):
 TemplateArguments = Annotated[dict[str, Any], AfterValidator(_not_reserved)]
 
 
+class Sampling(Section):
+    """How the target model's tokens are drawn."""
+
+    temperature: Annotated[float, Field(ge=0, le=2), FROM_TEXT] = Field(
+        0.7, description="0 takes the most likely token"
+    )
+    top_p: Annotated[float, Field(gt=0, le=1), FROM_TEXT] = Field(
+        0.95, description="draw from the most likely tokens that have this probability together"
+    )
+    top_k: Count | None = Field(
+        None, description="draw from so many most likely tokens; null for no limit"
+    )
+    max_new_tokens: Count = Field(
+        4096,
+        description="most tokens of an answer; it is cut earlier where prompt and answer come to"
+        " data.max_tokens",
+    )
+
+
+class Answers(Section):
+    """Answers by the target model, in place of the data's own."""
+
+    turns: Literal["all", "last"] = Field(
+        "all",
+        description="all answers each user turn in order, on the model's own earlier answers; last"
+        " answers the last one, on the data's",
+    )
+    samples: Count = Field(1, description="answers to each prompt")
+    sampling: Sampling = Field(default_factory=Sampling, description="how tokens are drawn")
+    truncated: Literal["open", "skip"] = Field(
+        "open",
+        description="an answer that is cut at its most tokens is kept without an end token, or left"
+        " out with the turns that would follow",
+    )
+    skip_degenerate: bool = Field(
+        False,
+        description="leave out answers that are empty, repeat one token or end without text, with"
+        " the turns that follow; they are counted in any case",
+    )
+    seed: Natural = Field(0, description="seed of the server's draws")
+    chunk: Annotated[int, Field(ge=1), FROM_TEXT] = Field(
+        2048, description="about so many prompts make one job"
+    )
+    in_flight: Count = Field(
+        256, description="conversations that one job has under way at the server"
+    )
+
+
 class Source(RowOptions):
     """One source of conversations: files, or a data set of the hub."""
 
@@ -185,6 +233,9 @@ class Source(RowOptions):
         {},
         description="arguments for the template, over those of data; a row's column"
         " chat_template_kwargs goes over both",
+    )
+    answers: Answers | None = Field(
+        None, description="have the target model answer; null for the data's own answers"
     )
 
     @model_validator(mode="after")
@@ -273,6 +324,29 @@ class Data(SampleOptions):
                 f"expected a different name for each source, found {name} {names.count(name)} times"
             )
         return sources
+
+    @model_validator(mode="after")
+    def _supervise_every_sampled_token(self) -> Self:
+        answering = [source for source in self.sources if source.answers]
+        if answering and not self.include_reasoning:
+            raise refusal(
+                f"expected true, since source {answering[0].name} has answers: every token that the"
+                " target model says is supervised",
+                key="include_reasoning",
+            )
+        if len(seeds := {each.answers.seed for each in answering}) > 1:
+            raise refusal(
+                f"expected one seed in the answers of all sources, which share a server, found"
+                f" {', '.join(map(str, sorted(seeds)))}",
+                key="sources",
+            )
+        if self.train_on == "last" and any(each.answers.turns == "all" for each in answering):
+            raise refusal(
+                "expected all, since a source has answers to all turns: set its answers.turns: last"
+                " for the last one alone",
+                key="train_on",
+            )
+        return self
 
     def source(self, name: str) -> Source:
         """Return the source with a name.
@@ -434,6 +508,11 @@ class Checks(Section):
     )
     recapture_minimum: Count = Field(
         3, description="samples of each shard that are captured once more, at least"
+    )
+    answers: Positive | None = Field(
+        None,
+        description="largest difference of a sampled token's log probability between the server"
+        " that answered and the captured state; null for the number format's (docs/answers.md)",
     )
     parity: Literal["auto", "required"] = Field(
         "auto",

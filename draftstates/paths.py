@@ -197,6 +197,22 @@ class Results:
         """Return the file that says which commit of the hub's data set a source reads."""
         return self.root / "hub" / f"{source}.json"
 
+    def prompts(self, source: str) -> Path:
+        """Return the file of a source's prompts, for answers by the target model."""
+        return self.root / "answers" / source / "prompts.parquet"
+
+    def prompt_chunks(self, source: str) -> Path:
+        """Return the file that says how a source's prompts are cut into chunks."""
+        return self.prompts(source).with_suffix(".json")
+
+    def answers(self, source: str, key: str) -> Path:
+        """Return the folder of answers to a source's prompts, with one file per chunk.
+
+        Args:
+            key: name of the folder, as `answers_folder` gives it.
+        """
+        return self.prompts(source).parent / key
+
     @property
     def shard_tokens_folder(self) -> Path:
         return self.tokens_folder / "shards"
@@ -283,6 +299,7 @@ class Results:
         """Give the files on the disk that rules make or read, logs and benchmarks apart."""
         for pattern in (
             *("plan.json", "hub/*.json", "tokens/*.parquet", "tokens/*.json"),
+            *("answers/*/prompts.*", "answers/*/*/*.parquet"),
             *("*/server.json", "*/parity.*", "*/shards/[!.]*", "*/verified/*.json"),
             "*/compact/*/[!.]*",
             *("*/manifest.json", "*/samples.parquet", "*/exports/*/export.json"),

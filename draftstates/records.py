@@ -1,6 +1,7 @@
 """Records that travel between the stages, and the documents that hold them.
 
-The documents are the plan, a shard's receipts, the findings of verification, and the manifest.
+The documents are the prompts of a source, the plan, a shard's receipts, the findings of
+verification, and the manifest.
 
 Jobs that read them start by the thousand, so this module imports neither numpy nor torch.
 """
@@ -37,6 +38,81 @@ _Capture = Annotated[CaptureSpec, WrapValidator(_check_key), PlainSerializer(Cap
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class PromptChunk(Record):
+    """Prompts that one job answers: the rows `first` to `end` of the source's file of prompts."""
+
+    chunk_id: str
+    first: int
+    end: int
+    prompts: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prompts(Document):
+    """The prompts of a source, cut into chunks.
+
+    Attributes:
+        source: the source's name.
+        rows: rows that were read.
+        renderer: what rendered the prompts.
+        stop_ids: tokens that end an answer.
+        data: data set of the hub and its commit; empty for files.
+    """
+
+    FORMAT = "draftstates.prompts"
+    VERSION = 1
+    WHAT = "a source's prompts"
+    SEALED = True
+
+    source: str
+    rows: int
+    renderer: str
+    stop_ids: Items[int]
+    chunks: Items[PromptChunk]
+    data: str = ""
+
+    @classmethod
+    def remedy(cls, path: Path) -> str:
+        return "run: snakemake --cores all --forcerun prompts"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnswersAccount(Record):
+    """The prompts of a source that the target model answered, and figures of its answers.
+
+    Attributes:
+        prompts: prompts that were asked.
+        answered: prompts that gave a sample.
+        skipped: prompts that gave none, by reason.
+        answers: answers, of all turns and samples.
+        finish: answers by the reason why they end: `stop`, or `length` where they are cut.
+        degenerate: degenerate answers by kind.
+        lengths: least, median, 0.9-quantile and greatest number of sampled tokens.
+        sampled_tokens: tokens of all answers.
+        prompt_tokens: tokens that were sent.
+        cached_tokens: those of them whose rows the server had already.
+        seconds: time that the answering jobs took, summed.
+    """
+
+    prompts: int
+    answered: int
+    skipped: dict[str, int]
+    answers: int
+    finish: dict[str, int]
+    degenerate: dict[str, int]
+    lengths: dict[str, int]
+    sampled_tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+    seconds: float
+
+    @property
+    def truncated(self) -> float:
+        """Share of the answers that are cut at their most tokens."""
+        return self.finish.get("length", 0) / max(self.answers, 1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceAccount(Record):
     """Rows of a source, or of all sources, and what became of them.
 
@@ -50,6 +126,7 @@ class SourceAccount(Record):
             their samples.
         renderer: what rendered the conversations; empty for all sources together.
         data: data set of the hub and its commit; empty for files.
+        answers: of answers by the target model; None for the data's own.
     """
 
     rows_in: int
@@ -62,6 +139,7 @@ class SourceAccount(Record):
     not_used: dict[str, int] = dataclasses.field(default_factory=dict)
     renderer: str = ""
     data: str = ""
+    answers: AnswersAccount | None = None
 
     def check(self, name: str) -> None:
         """Refuse an account that does not close (promise 1).
@@ -77,6 +155,12 @@ class SourceAccount(Record):
             raise UserError(
                 f"{name}: unexplained rows: {self.rows_in:,} in, but {self.kept:,} kept +"
                 f" {skipped:,} skipped + {failed:,} failed"
+            )
+        asked = self.answers
+        if asked and asked.prompts != asked.answered + sum(asked.skipped.values()):
+            raise UserError(
+                f"{name}: unexplained prompts: {asked.prompts:,} in, but {asked.answered:,}"
+                f" answered + {sum(asked.skipped.values()):,} skipped"
             )
 
 
@@ -108,7 +192,13 @@ class Accounting(Record):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlannedShard(Record):
-    """A shard that the plan asks for; `bytes` is the size of its file without the header."""
+    """A shard that the plan asks for.
+
+    Attributes:
+        bytes: size of its file without the header.
+        answered: whether its supervised tokens are the target model's own, each of which
+            verification compares with the captured states.
+    """
 
     shard_id: str
     source: str
@@ -116,6 +206,7 @@ class PlannedShard(Record):
     tokens: int
     supervised_tokens: int
     bytes: int
+    answered: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,10 +216,13 @@ class PlannedChecks(Record):
     Attributes:
         recapture_fraction: share of the captured samples.
         recapture_minimum: least number of samples of a shard.
+        answers: largest difference of a sampled token's log probability; None for that of the
+            number format.
     """
 
     recapture_fraction: float
     recapture_minimum: int
+    answers: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -291,12 +385,16 @@ class Figures(Record):
     Attributes:
         alignment_share_of_limit: disagreement of log probabilities as a share of the limit.
         prefix_distance: median relative distance of a prefix recapture.
+        answer_tokens: sampled tokens whose log probability was compared.
+        answers_share_of_limit: largest disagreement of these as a share of the limit.
     """
 
     recaptures: int
     recaptured_tokens: int
     alignment_share_of_limit: float
     prefix_distance: float
+    answer_tokens: int = 0
+    answers_share_of_limit: float = 0.0
 
     @classmethod
     def of(cls, figures: Iterable["Figures"]) -> "Figures":
@@ -307,12 +405,16 @@ class Figures(Record):
             recaptured_tokens=sum(each.recaptured_tokens for each in figures),
             alignment_share_of_limit=max(each.alignment_share_of_limit for each in figures),
             prefix_distance=max(each.prefix_distance for each in figures),
+            answer_tokens=sum(each.answer_tokens for each in figures),
+            answers_share_of_limit=max(each.answers_share_of_limit for each in figures),
         )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NearLimit(Record):
-    """A sample that is among those nearest to a limit: `alignment` or `prefix`, and its share."""
+    """A sample that is among those nearest to a limit: `alignment`, `prefix` or `answers`, and its
+    share.
+    """
 
     check: str
     sample_id: str
@@ -388,6 +490,9 @@ class Verified(Document):
             "tokens": sum(self.samples.tokens),
             "supervised_tokens": sum(self.samples.supervised_tokens),
         }
+        if planned.answered:
+            expected["compared answer tokens"] = planned.supervised_tokens
+            found["compared answer tokens"] = self.figures.answer_tokens
         if difference := first_difference(expected, found):
             raise UserError(f"{path}: {difference}; {self.remedy(path)}")
 

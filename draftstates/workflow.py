@@ -321,6 +321,21 @@ def captures_without_present_shards(results: Path, form: str | None = None) -> s
     return rf"(?!(?:{'|'.join(present)})\.){ANY_CAPTURE}" if present else ANY_CAPTURE
 
 
+def without_present_answers(results: Path | None, sources: Iterable[str]) -> str:
+    """Return a regular expression for the wildcard `source` that excludes every chunk with answers.
+
+    The answers depend on the answers' key and the chunk alone, as the states of a shard do.
+
+    Args:
+        results: the results folder; None to exclude nothing.
+        sources: names of the sources with answers.
+    """
+    names = "|".join(map(re.escape, sources))
+    files = [] if results is None else sorted((results / "answers").glob("*/*/*.parquet"))
+    present = "|".join(re.escape(str(file.relative_to(results / "answers"))) for file in files)
+    return f"(?!(?:{present})$)(?:{names})" if present else names
+
+
 def unlock_incomplete(results: Path) -> None:
     """Give the parts of shards that lack another part their write bit back.
 

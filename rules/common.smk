@@ -3,18 +3,20 @@
 import functools
 import json
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
 
 from draftstates import workflow as ask
+from draftstates.answers.key import answers_folder
 from draftstates.config import check_results, resolve, save_resolved
 from draftstates.errors import UserError
 from draftstates.model.context import server_context
 from draftstates.model.folder import check_model
 from draftstates.paths import Results
 from draftstates.plan.room import forecast
-from draftstates.records import Plan
+from draftstates.records import Plan, Prompts
 from draftstates.report.failures import FailedJobs, summary
 from draftstates.report.terminal import quieten, say_each_minute
 from draftstates.tokens.sources import check_files, data_files, read_template
@@ -53,6 +55,7 @@ DEMO_DATA = Path("examples", "conversations.jsonl")
 FORM = CONFIG.storage.form
 FORM_OPTION = f"--form {FORM}" if FORM else ""
 SOURCES = {source.name: source for source in CONFIG.data.sources}
+ANSWERED = sorted(name for name, source in SOURCES.items() if source.answers)
 
 if workflow.is_main_process:
     try:
@@ -148,15 +151,46 @@ def source_files(wildcards):
     """
     Return the files of a source.
 
-    A source that is not tokenised yet needs its files, or jobs that make them. Data may be removed
-    after that.
+    A source that is not tokenised yet, or has no prompts yet, needs its files, or jobs that make
+    them. Data may be removed after that.
     """
-    if not RESULTS.tokens(wildcards.source).exists():
+    is_answered = wildcards.source in ANSWERED
+    first = RESULTS.prompts if is_answered else RESULTS.tokens
+    if not first(wildcards.source).exists():
         try:
             check_files(CONFIG, wildcards.source, made=is_made)
         except UserError as error:
             raise WorkflowError(str(error)) from None
     return DATA_FILES[wildcards.source]
+
+
+def rows_of_source(wildcards):
+    """Return the files whose rows are tokenised: the source's own, or prompts and answers."""
+    if wildcards.source not in ANSWERED:
+        return source_files(wildcards)
+    return [RESULTS.prompts(wildcards.source), *answers_to(wildcards.source)]
+
+
+def answers_to(source):
+    """Return the files of the answers to a source's prompts, once the prompts are known."""
+    chunks = checkpoints.prompts.get(source=source).output.chunks
+    try:
+        found = Prompts.read(Path(chunks)).chunks
+    except UserError as error:
+        raise WorkflowError(str(error)) from None
+    return [answers_in(source) / f"{chunk.chunk_id}.parquet" for chunk in found]
+
+
+def all_answers(wildcards):
+    return [path for source in ANSWERED for path in answers_to(source)]
+
+
+def prompt_options(wildcards):
+    """Return the part of the configuration that decides a source's prompts."""
+    options = json.loads(tokenise_options(wildcards))
+    answers = SOURCES[wildcards.source].answers
+    options["sources"]["answers"] = [answers.turns, answers.chunk]
+    return json.dumps(options, sort_keys=True)
 
 
 def is_made(path):
@@ -187,6 +221,28 @@ def tokenise_options(wildcards):
 
 def digest_of_data(wildcards):
     return ask.data_digest(source_files(wildcards))
+
+
+def digest_of_rows(wildcards):
+    """Return the digest of a source's files; answers have a folder that says what they are."""
+    return "" if wildcards.source in ANSWERED else digest_of_data(wildcards)
+
+
+def answered_option(wildcards):
+    """Return the argument that names the folder of a source's answers, if it has some."""
+    if wildcards.source not in ANSWERED:
+        return ""
+    if not (MODEL / "config.json").exists():
+        # Snakemake asks a second time before the job.
+        return "not there"
+    return f"--answered {shlex.quote(str(answers_in(wildcards.source)))}"
+
+
+def answers_in(source):
+    try:
+        return RESULTS.answers(source, answers_folder(CONFIG, source))
+    except UserError as error:
+        raise WorkflowError(str(error)) from None
 
 
 def digest_of_tokenizer(wildcards):
@@ -281,8 +337,9 @@ def kept_files():
     """
     made = [MODEL / "config.json"] if CONFIG.model.prepare != "none" else []
     records = [RESULTS.hub_record(name) for name, source in SOURCES.items() if source.hub]
+    asked = [path(name) for name in ANSWERED for path in (RESULTS.prompts, RESULTS.prompt_chunks)]
     tokens = [RESULTS.tokens("{source}"), RESULTS.accounting("{source}")]
-    return [*made, *records, *expand(tokens, source=sorted(SOURCES))]
+    return [*made, *records, *asked, *expand(tokens, source=sorted(SOURCES))]
 
 
 def final_files(wildcards):
@@ -344,6 +401,21 @@ def shard_tokens(wildcards):
             " run again with --forcerun plan"
         )
     return path
+
+
+@functools.lru_cache(maxsize=1)
+def answered_shards():
+    return frozenset(shard.shard_id for shard in planned().shards if shard.answered)
+
+
+def sampled_tokens(wildcards):
+    """Return the file that holds what the server that answered said of a shard, if one did."""
+    return shard_tokens(wildcards) if wildcards.shard_id in answered_shards() else []
+
+
+def sampled_option(wildcards):
+    tokens = sampled_tokens(wildcards)
+    return f"--tokens {shlex.quote(str(tokens))}" if tokens else ""
 
 
 # Snakemake adds a traceback to an error of an input function, and none to an error here. A plan that

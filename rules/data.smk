@@ -80,7 +80,7 @@ rule tokenise:
     parameter too (see `data_digest`).
     """
     input:
-        files=source_files,
+        files=rows_of_source,
         model=ancient(MODEL / "config.json"),
     output:
         tokens=RESULTS.tokens("{source}"),
@@ -93,14 +93,15 @@ rule tokenise:
     threads: 1024
     params:
         options=tokenise_options,
-        data=digest_of_data,
+        data=digest_of_rows,
         tokenizer=digest_of_tokenizer,
         code=ask.source_digest("tokens"),
+        answered=answered_option,
     shell:
         """
         exec python "$DRAFTSTATES_SCRIPTS/tokenise.py" \
             --config "$DRAFTSTATES_CONFIG" \
-            --source {wildcards.source:q} \
+            --source {wildcards.source:q} {params.answered} \
             --tokenizer "$DRAFTSTATES_MODEL" \
             --output {output.tokens:q} \
             --accounting {output.accounting:q} \

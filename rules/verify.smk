@@ -17,6 +17,7 @@ rule verify:
         shard=CAPTURE.shard("{shard_id}"),
         recaptures=CAPTURE.recaptures("{shard_id}"),
         receipts=CAPTURE.receipts("{shard_id}"),
+        tokens=ancient(sampled_tokens),
         plan=ancient(RESULTS.plan),
     output:
         verified=CAPTURE.verified("{shard_id}"),
@@ -27,6 +28,7 @@ rule verify:
     # Reading and hashing scale with cores, up to the speed of the disk.
     threads: 4
     params:
+        tokens=sampled_option,
         code=ask.source_digest("verify", "shards", "model"),
     shell:
         """
@@ -36,7 +38,7 @@ rule verify:
             --model "$DRAFTSTATES_MODEL" \
             --shard {input.shard:q} \
             --recaptures {input.recaptures:q} \
-            --receipts {input.receipts:q} \
+            --receipts {input.receipts:q} {params.tokens} \
             --threads {threads} \
             --output {output.verified:q} >{log:q} 2>&1
         """

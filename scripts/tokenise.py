@@ -22,12 +22,17 @@ def main() -> None:
     parser.add_argument(
         "--accounting", required=True, type=Path, help="JSON file that accounts for every row"
     )
+    parser.add_argument(
+        "--answered",
+        type=Path,
+        help="folder of the target model's answers to the source's prompts",
+    )
     parser.add_argument("--workers", type=int, default=1, help="processes")
     arguments = parser.parse_args()
     paths, options = source_options(load(arguments.config), arguments.source)
     tokenise_source(
         name=arguments.source,
-        paths=paths,
+        paths=[arguments.answered] if arguments.answered else paths,
         tokenizer_path=arguments.tokenizer,
         options=options,
         output=arguments.output,

@@ -31,6 +31,11 @@ def main() -> None:
         "--receipts", type=Path, required=True, help="what the server said of each sample"
     )
     parser.add_argument(
+        "--tokens",
+        type=Path,
+        help="the shard's tokens, of a shard that the target model answered",
+    )
+    parser.add_argument(
         "--output",
         type=Path,
         required=True,
@@ -60,6 +65,7 @@ def main() -> None:
             recaptures=arguments.recaptures,
             receipts=arguments.receipts,
             threads=arguments.threads,
+            tokens=arguments.tokens,
         )
     except ShardRefused as refused:
         # Otherwise every new attempt at this shard would copy the same rows.

@@ -195,25 +195,25 @@ def states_of(
         masks,
         hidden,
         list(final),
-        [_most_likely(each[-1], 5) for each in logprobs],
+        [most_likely(each[-1], 5) for each in logprobs],
         recaptures,
         again_hidden,
         list(again_final),
         [
-            _next_tokens(found, tokens[position][1:rows])
+            next_tokens(found, tokens[position][1:rows])
             for found, (position, rows) in zip(again_logprobs, recaptures, strict=True)
         ],
     )
 
 
-def _most_likely(logprobs: torch.Tensor, count: int) -> list[list[float]]:
+def most_likely(logprobs: torch.Tensor, count: int) -> list[list[float]]:
     best = logprobs.topk(count)
     return [
         [int(token), float(value)] for token, value in zip(best.indices, best.values, strict=True)
     ]
 
 
-def _next_tokens(logprobs: torch.Tensor, following: np.ndarray) -> list[list[list[float]]]:
+def next_tokens(logprobs: torch.Tensor, following: np.ndarray) -> list[list[list[float]]]:
     """Return each row's two most likely tokens and the one that follows; the last row's is drawn.
 
     Args:
@@ -222,7 +222,7 @@ def _next_tokens(logprobs: torch.Tensor, following: np.ndarray) -> list[list[lis
     """
     drawn = [*following.tolist(), int(logprobs[-1].argmax())]
     return [
-        [*_most_likely(row, 2), [token, float(row[token])]]
+        [*most_likely(row, 2), [token, float(row[token])]]
         for row, token in zip(logprobs, drawn, strict=True)
     ]
 

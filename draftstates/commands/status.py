@@ -1,8 +1,8 @@
 """Progress of a run.
 
-The command shows the shards captured, running and failed, the tokens per second of each server, and
-the time and disk space left. It reads files only, so it works from any terminal or node that sees
-the results folder.
+The command shows the prompts that are answered, then the shards captured, running and failed, the
+tokens per second of each server, and the time and disk space left. It reads files only, so it works
+from any terminal or node that sees the results folder.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from rich.live import Live
 
 from draftstates.commands import add_json, print_json
 from draftstates.paths import Results
+from draftstates.report.answering import answering, answering_table
 from draftstates.report.status import as_document, look, view
 
 EXAMPLE = "draftstates status --results results --once"
@@ -36,12 +37,15 @@ def main(arguments: argparse.Namespace) -> None:
         print_json(as_document(look(arguments.results)))
         return
     if arguments.once or not sys.stdout.isatty():
-        Console().print(view(look(arguments.results)))
+        sources = answering(arguments.results)
+        Console().print(answering_table(sources) if sources else view(look(arguments.results)))
         return
     with Live(f"waiting for {plan}", auto_refresh=False) as live:
         before = None
         while before is None or not before.is_done:
-            if plan.exists():
+            if sources := answering(arguments.results):
+                live.update(answering_table(sources), refresh=True)
+            elif plan.exists():
                 status = look(arguments.results)
                 live.update(view(status, before), refresh=True)
                 before = status

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 from draftstates.files import replace_text
-from draftstates.paths import Capture
 
 _FILE = "progress.json"
 _WRITE_SECONDS = 2.0
@@ -66,10 +65,10 @@ class ProgressFile:
         replace_text(self._file, json.dumps(dataclasses.asdict(self.running)))
 
 
-def running(capture_folder: Path) -> list[Running]:
-    """Return the extractions under way in a capture folder, longest running first."""
+def running(building: Path) -> list[Running]:
+    """Return the jobs under way in a folder of unfinished files, longest running first."""
     found = []
-    for file in Capture(capture_folder).building.glob(f"*/{_FILE}"):
+    for file in building.glob(f"*/{_FILE}"):
         try:
             found.append(Running(**json.loads(file.read_text())))
         except (OSError, ValueError, TypeError):

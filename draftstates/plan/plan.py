@@ -20,7 +20,14 @@ from draftstates.plan.boundaries import segment
 from draftstates.plan.recaptures import choose_recaptures
 from draftstates.plan.room import check_room, kept_bytes, work_bytes
 from draftstates.plan.shard_tokens import write_shard_tokens
-from draftstates.records import Accounting, Plan, PlannedChecks, PlannedShard, SourceAccount
+from draftstates.records import (
+    Accounting,
+    AnswersAccount,
+    Plan,
+    PlannedChecks,
+    PlannedShard,
+    SourceAccount,
+)
 from draftstates.spec import OFFSET_BYTES, CaptureSpec
 from draftstates.tokens.files import SourceIndex, read_index
 
@@ -120,6 +127,7 @@ def make_plan(
         checks=PlannedChecks(
             recapture_fraction=options.recapture_fraction,
             recapture_minimum=options.recapture_minimum,
+            answers=options.answers,
         ),
         shards=tuple(entries),
         accounting=accounting,
@@ -219,6 +227,7 @@ def _cut(index: SourceIndex, reasons: np.ndarray, spec: CaptureSpec, options: Pl
             tokens=tokens,
             supervised_tokens=int(index.supervised[chosen].sum()),
             bytes=spec.shard_bytes(samples=end - first, tokens=tokens),
+            answered=index.is_answered,
         )
         entries.append(entry)
         extra = _extra_bytes(
@@ -263,9 +272,19 @@ def _account(index: SourceIndex, reasons: np.ndarray) -> SourceAccount:
         not_used=dict(index.accounting.get("not_used", {})),
         renderer=index.accounting.get("renderer", ""),
         data=index.accounting.get("data", ""),
+        answers=_answers(index),
     )
     account.check(f"source {index.source}")
     return account
+
+
+def _answers(index: SourceIndex) -> AnswersAccount | None:
+    """Return the account of the target model's answers, without the examples for people."""
+    if not index.is_answered:
+        return None
+    said = index.accounting["answers"]
+    names = [field.name for field in dataclasses.fields(AnswersAccount)]
+    return AnswersAccount(**{name: said[name] for name in names})
 
 
 def _extra_bytes(

@@ -16,7 +16,20 @@ import pyarrow.parquet as pq
 from draftstates import ids
 from draftstates.errors import UserError
 from draftstates.files import publish
-from draftstates.tokens.files import COLUMNS, SourceIndex, open_tokens
+from draftstates.tokens.files import SourceIndex, open_tokens
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SampledTokens:
+    """What the server that answered said of one sample's supervised tokens.
+
+    Attributes:
+        logprobs: log probability of each, float32 [n].
+        temperature: temperature of these; 0 for none.
+    """
+
+    logprobs: np.ndarray
+    temperature: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +56,7 @@ def read_tokens(path: Path, *, shard_id: str) -> ShardTokens:
     Raises:
         UserError: the file is missing, unreadable, or of another shard.
     """
-    again = f"run: rm -f {shlex.quote(str(path))} && snakemake --cores all --forcerun plan"
+    again = _again(path)
     try:
         table = pq.read_table(path, columns=["sample_id", "input_ids", "loss_mask"])
     except (OSError, ValueError) as error:
@@ -72,6 +85,32 @@ def read_tokens(path: Path, *, shard_id: str) -> ShardTokens:
         input_ids=column.flatten().to_numpy().astype(np.int32),
         loss_mask=table["loss_mask"].combine_chunks().flatten().to_numpy().astype(np.uint8),
     )
+
+
+def read_sampled(path: Path, *, shard_id: str) -> dict[str, SampledTokens]:
+    """Return what the server that answered said of a shard's samples, by sample id.
+
+    Raises:
+        UserError: the file is missing, unreadable or of another shard, or says nothing of a sample.
+    """
+    tokens = read_tokens(path, shard_id=shard_id)
+    table = pq.read_table(path, columns=["logprobs", "temperature"])
+    said = zip(table["logprobs"], table["temperature"].to_pylist(), strict=True)
+    found = {}
+    for name, (logprobs, temperature) in zip(tokens.sample_ids, said, strict=True):
+        if not logprobs.is_valid or temperature is None:
+            raise UserError(
+                f"{path}: sample {name}: expected the log probabilities of its answers, found none;"
+                f" {_again(path)}"
+            )
+        found[name] = SampledTokens(
+            logprobs=logprobs.values.to_numpy(), temperature=float(temperature)
+        )
+    return found
+
+
+def _again(path: Path) -> str:
+    return f"run: rm -f {shlex.quote(str(path))} && snakemake --cores all --forcerun plan"
 
 
 def write_shard_tokens(
@@ -119,7 +158,12 @@ def write_shard_tokens(
 
 
 def _is_current(path: Path, index: SourceIndex, members: np.ndarray) -> bool:
-    """Return whether a shard's file holds these samples with their present rows and source."""
+    """Return whether a shard's file holds these samples with their present rows and source.
+
+    The same answers may be sampled a second time, with other log probabilities.
+    """
+    if index.is_answered:
+        return False
     try:
         table = pq.read_table(path, columns=["row", "sample_id", "source"])
     except (OSError, ValueError, KeyError):
@@ -163,7 +207,7 @@ def _pieces(
             here = shard_of[first:end]
             wanted = np.unique(here[absent[here]])
             if len(wanted):
-                table = file.read_row_group(group, columns=COLUMNS)
+                table = file.read_row_group(group)
                 table = table.append_column(
                     "source", pa.array([index.source] * len(table), pa.string())
                 )

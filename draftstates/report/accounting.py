@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from draftstates.records import Manifest, SourceAccount
+from draftstates.records import AnswersAccount, Manifest, SourceAccount
 
 _COLUMNS = (
     "source",
@@ -44,9 +44,24 @@ def table(manifest: Manifest, *, path: Path) -> str:
             lines.append(f"{name}: rendered by {account.renderer}")
         if account.data:
             lines.append(f"{name}: {account.data}")
+        if account.answers:
+            lines.append(f"{name}: {answers_line(account.answers)}")
     lines.append(f"{len(manifest.shards):,} shards, {manifest.totals.bytes:,} bytes")
     lines.append(f"manifest: {path}")
     return "\n".join(lines)
+
+
+def answers_line(said: AnswersAccount) -> str:
+    """Return figures of the target model's answers as one line."""
+    skipped = "".join(f", {count:,} {reason}" for reason, count in said.skipped.items())
+    degenerate = "".join(f", {count:,} {kind}" for kind, count in said.degenerate.items())
+    rate = f" at {said.sampled_tokens / said.seconds:,.0f} a second" if said.seconds else ""
+    return (
+        f"answers by the target model: {said.prompts:,} prompts, {said.answered:,} answered"
+        f"{skipped}; {said.answers:,} answers, {said.truncated:.1%} cut{degenerate}; median"
+        f" {said.lengths['median']:,} tokens, {said.sampled_tokens:,} sampled{rate};"
+        f" {said.cached_tokens:,} of {said.prompt_tokens:,} prompt tokens came from the cache"
+    )
 
 
 def _row(name: str, account: SourceAccount) -> tuple[str, ...]:

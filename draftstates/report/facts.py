@@ -9,6 +9,8 @@ from draftstates.verify.prefixes import Limits
 
 ALIGNMENT = "alignment"
 PREFIX = "prefix recapture"
+ANSWERS = "answers"
+_CHECKS = {"alignment": ALIGNMENT, "prefix": PREFIX, "answers": ANSWERS}
 _LOST = {
     "lost_turns": "turn of a kept row",
     "not_rendered": "content of a skipped row",
@@ -27,6 +29,26 @@ _FLAGS = {
     "chunked_prefill_size": "longer samples were computed in chunks of so many tokens",
     "attention_backend": "the implementation of attention",
 }
+
+
+def answers_of(sources: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a row for each source that the target model answered, with a few answers."""
+    rows = []
+    for name, source in sources.items():
+        if said := source.get("answers"):
+            seconds = said["seconds"]
+            skipped = [f"{count:,} {reason}" for reason, count in said["skipped"].items()]
+            rows.append(
+                {
+                    "source": name,
+                    **said,
+                    "skipped": ", ".join(skipped) or "none",
+                    "truncated": said["finish"].get("length", 0) / max(said["answers"], 1),
+                    "rate": said["sampled_tokens"] / seconds if seconds else None,
+                    "cached": said["cached_tokens"] / max(said["prompt_tokens"], 1),
+                }
+            )
+    return rows
 
 
 def skipped_of(sources: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -62,6 +84,7 @@ def margins_of(plan: Plan, trust: Mapping[str, Any]) -> list[dict[str, Any]]:
         for check, share in (
             (ALIGNMENT, shard["alignment_share_of_limit"]),
             (PREFIX, shard["prefix_distance"] / limit),
+            *([(ANSWERS, shard["answers_share_of_limit"])] if shard["answer_tokens"] else []),
         )
     ]
 
@@ -70,7 +93,7 @@ def worst_of(plan: Plan, trust: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the samples nearest to each limit; where verification kept no samples, the shards."""
     rows = [
         {
-            "check": {"alignment": ALIGNMENT, "prefix": PREFIX}[each["check"]],
+            "check": _CHECKS[each["check"]],
             "sample_id": each["sample_id"],
             "source": shard["source"],
             "share": each["share"],
@@ -82,7 +105,7 @@ def worst_of(plan: Plan, trust: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows.sort(key=lambda row: -row["share"])
     return [
         row
-        for check in (ALIGNMENT, PREFIX)
+        for check in _CHECKS.values()
         for row in [row for row in rows if row["check"] == check and row["share"]][:_WORST]
     ]
 
@@ -132,6 +155,15 @@ def checks_of(plan: Plan, trust: Mapping[str, Any]) -> list[dict[str, str]]:
             "captured a second time as a prefix in another batch, with the same rows",
         ),
     ]
+    if answers := sum(shard["answer_tokens"] for shard in shards):
+        found.append(
+            (
+                "Answers",
+                f"{answers:,} sampled tokens",
+                "the captured state before each gives the log probability that the server which"
+                " sampled it reported",
+            )
+        )
     parity = trust["parity"]
     found.append(
         (

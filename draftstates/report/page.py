@@ -21,6 +21,7 @@ from draftstates.plan.words import of_bytes, of_count, of_seconds, of_share
 from draftstates.records import Plan
 from draftstates.report import charts, time_charts
 from draftstates.report.facts import (
+    answers_of,
     checks_of,
     lost_of,
     margins_of,
@@ -237,6 +238,7 @@ def _data(numbers: Numbers) -> dict[str, Any]:
         "flow": _trusted(flow({visible(name): account for name, account in accounts.items()})),
         "skipped": skipped_of(sources),
         "lost": lost_of(sources),
+        "answers": answers_of(sources),
         "selection": (
             f"All {of_count(total)} samples."
             if shown == total

@@ -114,6 +114,7 @@ def _of_source(index: SourceIndex) -> dict[str, Any]:
         **{name: said.get(name, 0) for name in _COUNTED},
         **{name: said.get(name, {}) for name in ("lost_turns", "not_rendered", "not_used")},
         "examples": examples,
+        "answers": said.get("answers"),
     }
 
 

@@ -77,7 +77,7 @@ def look(results: Path) -> Status:
     ids = {shard.shard_id: shard.tokens for shard in plan.shards}
     under_way = [
         each
-        for each in running(capture.folder)
+        for each in running(capture.building)
         if each.shard_id in ids and each.shard_id not in present
     ]
     busy = {each.shard_id for each in under_way}

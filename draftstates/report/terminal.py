@@ -17,6 +17,7 @@ from draftstates.extract.progress import running
 from draftstates.files import read_json
 from draftstates.paths import Results
 from draftstates.plan.words import of_count, of_seconds
+from draftstates.report.answering import answering
 from draftstates.report.status import Status, look
 from draftstates.server.folder import RunFolder
 
@@ -27,7 +28,7 @@ _OF_JOBS = {"JOB_INFO", "GROUP_INFO", "JOB_STARTED", "SHELLCMD", "PROGRESS", "RE
 _NOISE = ("Select jobs to execute", "Execute ", "DAG of jobs will be updated", "Touching output")
 _FINISHED = re.compile(r"\(Rule: (\w+)\)")
 # Rules with a job for each shard: one line a minute tells of them together.
-_OF_SHARDS = {"extract", "verify", "compact", "all"}
+_OF_SHARDS = {"answer", "extract", "verify", "compact", "all"}
 
 
 class Watch:
@@ -66,9 +67,11 @@ class Watch:
         return f"server: starting for {seconds}; {server['servers']}; its log: {server['log']}"
 
     def _capture_line(self) -> str | None:
+        if sources := answering(self._results):
+            return "; ".join(each.line for each in sources)
         # The plan of a large run takes a moment to read: it is read only if a shard is in work.
         captures = Results(self._results).captures()
-        if not any(running(capture.folder) for capture in captures):
+        if not any(running(capture.building) for capture in captures):
             return None
         try:
             status = look(self._results)

@@ -263,6 +263,7 @@ def _shard(planned: PlannedShard, found: _Kept, manifest: Path) -> ManifestShard
         tokens=planned.tokens,
         supervised_tokens=planned.supervised_tokens,
         bytes=found.bytes,
+        answered=planned.answered,
         checksum=found.checksum,
     )
 

@@ -24,6 +24,9 @@ SCHEMA = pa.schema(
         pa.field("sample_id", pa.string(), nullable=False),
         pa.field("input_ids", pa.list_(pa.int32()), nullable=False),
         pa.field("loss_mask", pa.list_(pa.uint8()), nullable=False),
+        # of answers by the target model: one of each supervised token, see `turns.Sample`
+        pa.field("logprobs", pa.list_(pa.float32())),
+        pa.field("temperature", pa.float32()),
     ]
 )
 _GROUP_ROWS = 1024
@@ -85,6 +88,8 @@ class SampleWriter:
             pa.array(names, pa.string()),
             ids,
             mask,
+            pa.array([sample.logprobs for sample in samples], pa.list_(pa.float32())),
+            pa.array([sample.temperature for sample in samples], pa.float32()),
         ]
         self._writer.write_table(pa.Table.from_arrays(columns, schema=SCHEMA))
         self._rows.clear()
@@ -109,6 +114,11 @@ class SourceIndex:
     lengths: np.ndarray
     supervised: np.ndarray
     accounting: dict[str, Any]
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the supervised tokens are the target model's own answers."""
+        return "answers" in self.accounting
 
 
 def read_index(path: Path) -> SourceIndex:

@@ -187,7 +187,7 @@ class LibraryRendering:
     def __init__(self, renderer: Any, tokenizer: Any, *, name: str, origin: str) -> None:
         self.name, self.origin = name, origin
         self.end_ids = frozenset(renderer.get_stop_token_ids())
-        self._renderer, self._tokenizer = renderer, tokenizer
+        self.renderer, self._tokenizer = renderer, tokenizer
 
     def text(
         self,
@@ -206,7 +206,7 @@ class LibraryRendering:
         prompt: bool = False,
     ) -> Rendered:
         try:
-            ids = self._renderer.render_ids(messages, tools=tools, add_generation_prompt=prompt)
+            ids = self.renderer.render_ids(messages, tools=tools, add_generation_prompt=prompt)
             text = self._tokenizer.decode(ids, clean_up_tokenization_spaces=False)
         except Exception as error:
             # the library raises errors of any kind for messages that it does not take

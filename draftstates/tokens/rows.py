@@ -53,11 +53,17 @@ REASONS = {
     "too_long": "more tokens than max_tokens",
     "duplicate": "another row of the source gave the same tokens and mask",
     "not_sampled": "left out by the source's weight",
+    "no_prompt": "there is no message that the target model could answer",
+    "truncated": "the answer was cut at its most tokens, and the configuration says skip",
+    "degenerate": (
+        "the answer is empty, and so it is where it ends without text or repeats one token and the"
+        " configuration says skip_degenerate"
+    ),
 }
 
 # Reasons that say nothing about the row's quality; they do not count towards
 # `max_skipped_fraction`.
-BENIGN = frozenset({"too_long", "duplicate", "not_sampled"})
+BENIGN = frozenset({"too_long", "duplicate", "not_sampled", "truncated", "degenerate"})
 _CHUNK = 1 << 20
 # deeper rows would exceed Python's stack in one step or another
 _MOST_LEVELS = 100

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from draftstates.config import Configuration, RemoteCode, RowOptions, SampleOptions, Source
+from draftstates.config import Answers, Configuration, RemoteCode, RowOptions, SampleOptions, Source
 from draftstates.config_types import PATH
 from draftstates.errors import UserError
 from draftstates.hub import is_hub_id
@@ -24,6 +24,8 @@ _SPLIT = re.compile(r"(train|test|validation|valid|val|dev|eval)\b", re.IGNORECA
 
 class TokeniseOptions(SampleOptions, RowOptions, RemoteCode):
     """Options by which one source becomes samples: keys of `data`, the source and `model`."""
+
+    answers: Answers | None = None
 
 
 def source_options(config: Configuration, name: str) -> tuple[list[Path], TokeniseOptions]:

@@ -25,6 +25,7 @@ from draftstates.errors import UserError
 from draftstates.ids import keyed_fraction, sample_id
 from draftstates.model.folder import ModelFolder
 from draftstates.tokens.accounting import RowCounter, RowResult
+from draftstates.tokens.answered import AnsweredRows
 from draftstates.tokens.conversations import Conversation, TokenRow, parse_row
 from draftstates.tokens.encoder import load_tokenizer
 from draftstates.tokens.files import SampleWriter, publish_accounting
@@ -60,11 +61,12 @@ def tokenise_source(
 
     Args:
         name: the source's name, for messages and the accounting.
-        paths: the source's files, in order.
+        paths: the source's files, in order; of a source with `answers`, the folder of these.
         tokenizer_path: folder with tokenizer and chat template.
         options: options of the source.
         output: Parquet file to write, one row a sample in the source's order: `row` int64, `part`
-            int32, `sample_id` string, `input_ids` list<int32>, `loss_mask` list<uint8>.
+            int32, `sample_id` string, `input_ids` list<int32>, `loss_mask` list<uint8>; `logprobs`
+            list<float32> and `temperature` float32 of answers by the target model.
         accounting: JSON file to write, see `RowCounter.as_dict`.
         workers: number of processes; the result does not depend on it.
 
@@ -75,33 +77,51 @@ def tokenise_source(
         UserError: a file cannot be read, the template cannot be used, too many rows are bad, or
             no row is kept. Then no file has its final name.
     """
-    pipeline = Pipeline(tokenizer_path, options)
-    chunks = _chunked(read_rows(paths, limit=options.limit))
-    first = next(chunks, [])
-    # a wrong tokenizer is reported before rows are tokenised; rows of tokens need none
-    rendered = pipeline.needs_template(first)
-    renderer = pipeline.template.name if rendered else NO_RENDERER
-    if rendered and pipeline.template.why:
-        print(f"{name}: rendered by {renderer}, since {pipeline.template.why}", file=sys.stderr)
+    answered = AnsweredRows(paths[0], options) if options.answers else None
+    if answered:
+        renderer, data = answered.prompts.renderer, answered.prompts.data
+        results = answered.results()
+    else:
+        pipeline, data = Pipeline(tokenizer_path, options), origin_of(paths)
+        first, chunks = first_and_others(paths, limit=options.limit)
+        # a wrong tokenizer is reported before rows are tokenised; rows of tokens need none
+        rendered = pipeline.needs_template(first)
+        renderer = pipeline.template.name if rendered else NO_RENDERER
+        if rendered and pipeline.template.why:
+            print(f"{name}: rendered by {renderer}, since {pipeline.template.why}", file=sys.stderr)
+        results = results_of(pipeline, first, chunks, workers)
     counts = RowCounter(name, deduplicate=options.deduplicate)
     progress = _ProgressLines(name)
     with SampleWriter(output) as writer:
-        for result in _results(pipeline, first, chunks, workers):
+        for result in results:
             for part, sample_name, sample in counts.add(result):
                 writer.add(row=result.number, part=part, sample_id=sample_name, sample=sample)
             progress.show(counts)
         counts.check(options.max_skipped_fraction)
         writer.finish(renderer)
-    record = read_record(paths[0]) if len(paths) == 1 and is_record(paths[0]) else None
-    # the data set and commit of a source from the hub; empty for files
-    data = f"{record['id']}@{record['revision']}" if record else ""
     document = {**counts.as_dict(), "renderer": renderer, "data": data}
+    if answered:
+        document["answers"] = answered.account()
     publish_accounting(document, accounting, tokens=output)
     progress.show(counts, last=True)
     return document
 
 
-def _results(
+def origin_of(paths: list[Path]) -> str:
+    """Return the data set and commit of a source from the hub; empty for files."""
+    record = read_record(paths[0]) if len(paths) == 1 and is_record(paths[0]) else None
+    return f"{record['id']}@{record['revision']}" if record else ""
+
+
+def first_and_others(
+    paths: list[Path], *, limit: int | None
+) -> tuple[list[Row], Iterator[list[Row]]]:
+    """Return the first rows of the files, and an iterator over the others, in chunks."""
+    chunks = _chunked(read_rows(paths, limit=limit))
+    return next(chunks, []), chunks
+
+
+def results_of(
     pipeline: "Pipeline", first: list[Row], chunks: Iterator[list[Row]], workers: int
 ) -> Iterator[RowResult]:
     """Yield the results in the rows' order; of several processes, few chunks are pending."""
@@ -215,7 +235,7 @@ class Pipeline:
             roles=self.options.roles,
         )
 
-    def _template_for(self, conversation: Conversation) -> ChatTemplate:
+    def template_for(self, conversation: Conversation) -> ChatTemplate:
         """Return the template, with the row's own arguments where it has some."""
         if not conversation.arguments:
             return self.template
@@ -239,7 +259,7 @@ class Pipeline:
                 samples, lost = [self._checked(parsed)], []
             else:
                 samples, lost = tokenise_conversation(
-                    parsed, self._template_for(parsed), self.options, not_used
+                    parsed, self.template_for(parsed), self.options, not_used
                 )
         except RowSkipped as skipped:
             return RowResult(row.number, row.where, [], skipped)

@@ -34,11 +34,16 @@ class Sample:
         input_ids: int32 [T].
         loss_mask: uint8 [T].
         cut: whether turns beyond max_tokens were left out.
+        logprobs: of answers by the target model, the log probability of each supervised token as
+            the server that sampled it reported it, float32 [n].
+        temperature: the temperature of these log probabilities; 0 for none.
     """
 
     input_ids: np.ndarray
     loss_mask: np.ndarray
     cut: bool = False
+    logprobs: np.ndarray | None = None
+    temperature: float | None = None
 
 
 @dataclasses.dataclass(slots=True)

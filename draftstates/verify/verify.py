@@ -22,6 +22,7 @@ from draftstates.model.final_norm import FinalNorm
 from draftstates.model.folder import ModelFolder
 from draftstates.model.head import Head, read_head
 from draftstates.plan.recaptures import choose_recaptures
+from draftstates.plan.shard_tokens import SampledTokens, read_sampled
 from draftstates.records import (
     Figures,
     NearLimit,
@@ -35,6 +36,7 @@ from draftstates.records import (
 from draftstates.shards.layout import Shard
 from draftstates.spec import CaptureSpec, torch_dtype
 from draftstates.verify.alignment import Rounding, check_alignment, check_final, check_rows
+from draftstates.verify.answers import AnswerLimits, check_answers
 from draftstates.verify.checks import (
     Finding,
     Scan,
@@ -61,6 +63,7 @@ def verify_shard(
     recaptures: Path,
     receipts: Path,
     threads: int,
+    tokens: Path | None = None,
 ) -> Verified:
     """Check every promise of a shard.
 
@@ -73,10 +76,14 @@ def verify_shard(
         recaptures: file of its prefix recaptures.
         receipts: file of its receipts.
         threads: cores to use.
+        tokens: file of the shard's tokens, with what the server that answered said of them; needed
+            where the plan says that the target model answered.
 
     Raises:
         ShardRefused: names each sample at fault, the check that it failed, and what to do.
+        UserError: the tokens are needed, and missing or damaged.
     """
+    sampled = _sampled(planned, tokens)
     file, again, received = _open(shard), _open(recaptures), _read_receipts(receipts)
     torch.set_num_threads(threads)
     with ThreadPoolExecutor(threads) as pool:
@@ -100,7 +107,18 @@ def verify_shard(
         shares[name] = max(share, shares.get(name, 0.0))
     limits = Limits.of(rounding)
     moved, distances = _check_prefixes(file, again, received.recaptures, limits=limits)
-    _refuse(findings + misaligned + moved, shard, receipts=received.samples)
+    untrue, answer_shares, answer_tokens = (
+        check_answers(
+            file,
+            sampled,
+            head=head,
+            rounding=rounding,
+            limits=AnswerLimits.of(rounding, checks.answers),
+        )
+        if planned.answered
+        else ([], {}, 0)
+    )
+    _refuse(findings + misaligned + moved + untrue, shard, receipts=received.samples)
     return Verified(
         shard_id=planned.shard_id,
         capture_key=spec.key,
@@ -114,6 +132,8 @@ def verify_shard(
             recaptured_tokens=again.header.rows,
             alignment_share_of_limit=round(max(shares.values(), default=0.0), 4),
             prefix_distance=round(max(distances.values(), default=0.0), 6),
+            answer_tokens=answer_tokens,
+            answers_share_of_limit=round(max(answer_shares.values(), default=0.0), 4),
         ),
         selftests=received.selftests,
         worst=(
@@ -121,9 +141,19 @@ def verify_shard(
             *_nearest(
                 "prefix", {name: found / limits.typical for name, found in distances.items()}
             ),
+            *_nearest("answers", answer_shares),
         ),
         sizes=layer_sizes(sizes, layers=spec.residual_layers, final=spec.final_state),
     )
+
+
+def _sampled(planned: PlannedShard, tokens: Path | None) -> dict[str, SampledTokens]:
+    """Return what the server that answered said of the shard's samples; nothing if none did."""
+    if not planned.answered:
+        return {}
+    if tokens is None:
+        raise UserError(f"shard {planned.shard_id}: expected its tokens, to check the answers")
+    return read_sampled(tokens, shard_id=planned.shard_id)
 
 
 def _open(path: Path) -> Shard:

@@ -30,6 +30,7 @@ LAYERS = (
     {"plan"},
     {"shards"},
     {"extract"},
+    {"answers"},
     {"capture"},
     {"server"},
     {"verify"},

@@ -12,7 +12,9 @@ from captured import capture, tiny_model, verify, write
 from synthetic import small
 from token_kit import REPOSITORY, chat, run_cli, run_script, run_source, tokenizer_folder
 
+from draftstates.answers.key import answers_folder
 from draftstates.commands import cli
+from draftstates.config import load
 from draftstates.errors import run_command
 
 FAULTS = {
@@ -38,6 +40,10 @@ COMMANDS = {
         " --output {out}/{folder_name}/parity.json"
     ),
     "accounting": "--results {results}",
+    "answers": (
+        "--config {config} --source asked --prompts {prompts} --chunk-id {shard_id} --output"
+        " {out}/{answers}/chunk.parquet"
+    ),
     "compact": "--manifest {manifest} --output {out} --fp8 all --keep-top-token {model}",
     "doctor": "--config {config}",
     "export": "--manifest {manifest} --trainer speculators --output {out} --model {model}",
@@ -51,6 +57,9 @@ COMMANDS = {
         " --samples {out}/samples.parquet"
     ),
     "parity": "--shard {shard} --model {model} --compute-dtype float32",
+    "prompts": (
+        "--config {config} --source asked --tokenizer {tokenizer} --output {out}/p.parquet"
+    ),
     "plan": "--config {config} --tokens {tokens} --model {model} --output {out}/plan.json",
     "serve": "--config {config} --plan {plan}",
     "server": "--config {config} --plan {plan} --output {out}/{folder_name}/server.json",
@@ -136,7 +145,10 @@ def good(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> dict[str
     run_source(folder, [{"messages": chat(f"Q{n}", f"A{n}")} for n in range(4)])
     config = {
         "data": {
-            "sources": [{"name": "test", "files": [str(folder / "rows.jsonl")]}],
+            "sources": [
+                {"name": "test", "files": [str(folder / "rows.jsonl")]},
+                {"name": "asked", "files": [str(folder / "rows.jsonl")], "answers": {}},
+            ],
             "max_tokens": 64,
         },
         "model": {"path": str(files.model)},
@@ -166,6 +178,8 @@ def good(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> dict[str
             "shard_id": files.shard_id,
         },
         **{"shard_tokens": folder / "none.parquet", "results": folder},
+        "prompts": folder / "prompts.parquet",
+        "answers": answers_folder(load(folder / "config.yaml"), "asked"),
     }
 
 

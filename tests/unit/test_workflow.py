@@ -219,6 +219,7 @@ def digesting_rules() -> dict[str, list[str]]:
 
 def test_every_rule_but_extraction_and_server_is_stale_by_code() -> None:
     assert set(digesting_rules()) == {
+        "prompts",
         "tokenise",
         "plan",
         "verify",

@@ -40,7 +40,8 @@ def dry_run(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_one_command_answers_captures_trains_and_draws(dry_run: str) -> None:
     jobs = dict(re.findall(r"^(\w+) +(\d+)$", dry_run, flags=re.MULTILINE))
     wanted = {
-        "answers": 1,
+        "questions": 1,
+        "prompts": 1,
         "plan": 1,
         "drafter_export": 2,
         "faulty_export": 1,

@@ -101,6 +101,6 @@ def test_without_a_plan_the_error_says_so(tmp_path: Path) -> None:
 
 
 def test_a_progress_file_that_is_cut_short_or_gone_is_passed_over(results: Path) -> None:
-    run = results / "m-12345678"
-    (run / "shards" / ".building" / f"{THREE}-1" / "progress.json").write_text('{"shard_id": "x"')
-    assert running(run) == []
+    building = results / "m-12345678" / "shards" / ".building"
+    (building / f"{THREE}-1" / "progress.json").write_text('{"shard_id": "x"')
+    assert running(building) == []

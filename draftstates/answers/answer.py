@@ -1,0 +1,197 @@
+"""The answers to one chunk of prompts, from the server into one file."""
+
+import asyncio
+import itertools
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from draftstates import ids
+from draftstates.answers.chat import Chat, Reply
+from draftstates.answers.client import AnswerClient, NoAnswer
+from draftstates.answers.journal import JOURNAL, Journal, Key, earlier_answers
+from draftstates.answers.parser import Parser
+from draftstates.answers.prompts import Prompt
+from draftstates.errors import UserError
+from draftstates.extract.progress import ProgressFile
+from draftstates.files import publishing
+from draftstates.paths import BUILDING
+from draftstates.records import PromptChunk, Prompts
+from draftstates.tokens.answered import ANSWERS, FACTS, read_prompts
+from draftstates.tokens.sources import TokeniseOptions
+from draftstates.tokens.tokenise import Pipeline
+
+_SHOWN = 20
+
+
+def answer_chunk(
+    chunk_id: str,
+    *,
+    prompts: Path,
+    tokenizer_path: Path,
+    options: TokeniseOptions,
+    url: str,
+    api_key: str | None,
+    output: Path,
+) -> dict[str, float]:
+    """Have a server answer a chunk's prompts.
+
+    Args:
+        chunk_id: the chunk.
+        prompts: the source's file of prompts; the document `Prompts` lies beside it.
+        tokenizer_path: folder with tokenizer and chat template.
+        options: options of the source, with `answers`.
+        url: address of the server.
+        api_key: its key, if it has one.
+        output: Parquet file to write, see `answered.ANSWERS`, in the folder of the answers' key;
+            its journal lies there in `.building` until then.
+
+    Returns:
+        Figures: answers, those that were there already, sampled tokens and seconds.
+
+    Raises:
+        UserError: the chunk is not in the document, or names the prompts that got no answer.
+    """
+    plan, chunk = find_chunk(prompts, chunk_id)
+    rows = [row for row in read_prompts(prompts, chunk.first, chunk.end) if row["prompt_id"]]
+    asked = {row["prompt_id"]: Prompt.from_text(row["conversation"]) for row in rows}
+    building = output.parent / BUILDING / chunk_id
+    work = _Work(Pipeline(tokenizer_path, options), plan.stop_ids)
+    with Journal(building / JOURNAL) as journal:
+        known = journal.answers | earlier_answers(
+            output.parent, wanted=asked, planned=[each.chunk_id for each in plan.chunks]
+        )
+        progress = ProgressFile(
+            building, shard_id=chunk_id, total=len(asked) * options.answers.samples, server=url
+        )
+        begin = time.monotonic()
+        answers = asyncio.run(work.all(asked, known, journal, progress, url, api_key))
+        facts = {
+            "seconds": round(time.monotonic() - begin, 3) if work.sampled else 0.0,
+            "answers": len(answers),
+            "sampled_tokens": work.sampled,
+        }
+        table = pa.Table.from_pylist(
+            answers, schema=ANSWERS.with_metadata({FACTS: json.dumps(facts)})
+        )
+        with publishing(output) as partial:
+            pq.write_table(table, partial, compression="zstd")
+    shutil.rmtree(building, ignore_errors=True)
+    _remove_empty(building.parent)
+    return facts
+
+
+def find_chunk(prompts: Path, chunk_id: str) -> tuple[Prompts, PromptChunk]:
+    """Return what a source's prompts are, and one chunk of them.
+
+    Args:
+        prompts: the source's file of prompts.
+        chunk_id: the chunk.
+
+    Raises:
+        UserError: the document is missing or damaged, or has no such chunk.
+    """
+    plan = Prompts.read(prompts.with_suffix(".json"))
+    for chunk in plan.chunks:
+        if chunk.chunk_id == chunk_id:
+            return plan, chunk
+    raise UserError(
+        f"{prompts}: chunk {chunk_id} is not among its {len(plan.chunks)}: other prompts have"
+        " replaced them; run snakemake --cores all"
+    )
+
+
+def _remove_empty(folder: Path) -> None:
+    # another chunk's journal may be in it
+    if not any(folder.iterdir()):
+        os.rmdir(folder)
+
+
+class _Work:
+    """The conversations of one chunk.
+
+    Attributes:
+        sampled: tokens that were sampled in this job.
+    """
+
+    def __init__(self, pipeline: Pipeline, stop_ids: Iterable[int]) -> None:
+        self._options, self._pipeline = pipeline.options, pipeline
+        self._parser, self._stop_ids = Parser(pipeline.template), list(stop_ids)
+        self.sampled = 0
+
+    async def all(
+        self,
+        asked: Mapping[str, Prompt],
+        known: Mapping[Key, Reply],
+        journal: Journal,
+        progress: ProgressFile,
+        url: str,
+        api_key: str | None,
+    ) -> list[dict[str, Any]]:
+        """Return the answers to all prompts, in the order of prompts, samples and turns.
+
+        A prompt that gets no answer keeps no other one waiting: the others are finished first.
+        """
+        wanted = self._options.answers
+        room = asyncio.Semaphore(wanted.in_flight)
+        failed: dict[str, str] = {}
+
+        async def converse(name: str, sample: int) -> list[dict[str, Any]]:
+            async with room:
+                try:
+                    return await self._converse(client, asked[name], name, sample, known, journal)
+                except NoAnswer as error:
+                    failed.setdefault(name, str(error))
+                    return []
+                finally:
+                    progress.add(1)
+
+        async with AnswerClient(
+            url, api_key=api_key, sampling=wanted.sampling, stop_ids=self._stop_ids
+        ) as client:
+            each = itertools.product(asked, range(wanted.samples))
+            found = await asyncio.gather(*(converse(*which) for which in each))
+        if failed:
+            lines = [f"  prompt {name}: {why}" for name, why in list(failed.items())[:_SHOWN]]
+            raise UserError(
+                "\n".join(
+                    [
+                        f"{len(failed)} of {len(asked)} prompts got no answer; the other answers"
+                        " are kept, and the next run asks for these alone:",
+                        *lines,
+                    ]
+                )
+            )
+        return list(itertools.chain.from_iterable(found))
+
+    async def _converse(
+        self,
+        client: AnswerClient,
+        prompt: Prompt,
+        name: str,
+        sample: int,
+        known: Mapping[Key, Reply],
+        journal: Journal,
+    ) -> list[dict[str, Any]]:
+        """Return the answers of one conversation, each on the disk before the next is asked for."""
+        options = self._options
+        asked = prompt.conversation
+        template = self._pipeline.template_for(asked).variant(asked)
+        chat = Chat(prompt, template, self._parser, options.answers, max_tokens=options.max_tokens)
+        answers: list[dict[str, Any]] = []
+        while chat.prompt_ids is not None:
+            key = (name, sample, len(answers), ids.ids_hash(chat.prompt_ids))
+            reply = known.get(key)
+            if reply is None:
+                reply = await client.answer(chat.prompt_ids, room=chat.room)
+                await journal.add(key, reply)
+                self.sampled += len(reply.output_ids)
+            answers.append({"prompt_id": name, "sample": sample, **chat.add(reply)})
+        return answers

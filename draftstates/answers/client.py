@@ -1,0 +1,153 @@
+"""Asynchronous client of a server that answers: one request for each turn, ids in and ids out."""
+
+import asyncio
+import json
+import math
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import numpy as np
+
+from draftstates.answers.chat import Reply
+from draftstates.config import Sampling
+from draftstates.errors import UserError
+from draftstates.tokens.answered import LENGTH
+
+# waits before the second and the third attempt at a request
+_WAITS = (1.0, 5.0)
+
+
+class NoAnswer(UserError):
+    """The error for a request that the server did not answer as it must."""
+
+
+class AnswerClient:
+    """Client that sends prompts to one server.
+
+    Attributes:
+        parameters: sampling parameters of every request, but for its most tokens.
+    """
+
+    def __init__(
+        self, url: str, *, api_key: str | None, sampling: Sampling, stop_ids: list[int]
+    ) -> None:
+        """Keep what all requests have in common.
+
+        Args:
+            url: the server's address.
+            api_key: its key, if it has one.
+            sampling: how tokens are drawn.
+            stop_ids: tokens that end an answer.
+        """
+        self._url, self._key = url, api_key
+        self.parameters = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or -1,
+            "stop_token_ids": stop_ids,
+        }
+
+    async def __aenter__(self) -> Self:
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            # a long answer takes long; a server that dies closes the connection
+            timeout=aiohttp.ClientTimeout(total=None),
+            headers=headers,
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._session.close()
+
+    async def answer(self, prompt: np.ndarray, *, room: int) -> Reply:
+        """Return the answer to a prompt; try again where the server does not give one.
+
+        Args:
+            prompt: ids to send, int32 [T].
+            room: most tokens of the answer.
+
+        Raises:
+            NoAnswer: the server did not answer, or not as it must, in three attempts.
+        """
+        for wait in _WAITS:
+            try:
+                return await self._send(prompt, room)
+            except NoAnswer:
+                await asyncio.sleep(wait)
+        return await self._send(prompt, room)
+
+    async def _send(self, prompt: np.ndarray, room: int) -> Reply:
+        body = {
+            "input_ids": prompt.tolist(),
+            "sampling_params": {**self.parameters, "max_new_tokens": room},
+            "return_logprob": True,
+            "logprob_start_len": -1,
+        }
+        try:
+            async with self._session.post(f"{self._url}/generate", json=body) as response:
+                text = await response.text()
+                if response.status != 200:
+                    raise NoAnswer(f"the server answered {response.status}: {text[:500]}")
+        except (aiohttp.ClientError, OSError) as error:
+            raise NoAnswer(
+                f"no answer from {self._url}: {type(error).__name__}: {error}"
+            ) from error
+        stop_ids = self.parameters["stop_token_ids"]
+        return read_reply(text, sent=len(prompt), room=room, stop_ids=stop_ids)
+
+
+def read_reply(text: str, *, sent: int, room: int, stop_ids: list[int]) -> Reply:
+    """Return what the server sampled.
+
+    Args:
+        text: the body of its answer.
+        sent: tokens of the prompt.
+        room: most tokens of the answer.
+        stop_ids: tokens that end an answer.
+
+    Raises:
+        NoAnswer: the body lacks a part, its parts disagree, or the request was aborted.
+    """
+    try:
+        found = json.loads(text)
+        meta, output = found["meta_info"], found["output_ids"]
+        finish = meta["finish_reason"]["type"]
+        logprobs = [float(value) for value, *_ in meta["output_token_logprobs"]]
+        named = [token for _, token, *_ in meta["output_token_logprobs"]]
+        prompt, cached = int(meta["prompt_tokens"]), int(meta["cached_tokens"])
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise NoAnswer(
+            f"the server's answer: expected output_ids, finish_reason and output_token_logprobs,"
+            f" found {text[:200]!r} ({type(error).__name__}: {error})"
+        ) from error
+    expected: dict[str, Any] = {
+        "finish_reason": f"stop or {LENGTH}",
+        "ids of output_token_logprobs": output,
+        "log probabilities": "finite and at most 0",
+        "prompt_tokens": sent,
+        "tokens": f"1 to {room}, and {room} where the answer is cut",
+        "last token": f"one of {stop_ids} where the answer is not cut",
+    }
+    seen = {
+        "finish_reason": finish in ("stop", LENGTH),
+        "ids of output_token_logprobs": named == output and all(type(i) is int for i in output),
+        # the logarithm of a sum that rounding made larger than 1
+        "log probabilities": all(math.isfinite(each) and each < 1e-3 for each in logprobs),
+        "prompt_tokens": prompt == sent,
+        "tokens": 1 <= len(output) <= room and (finish != LENGTH or len(output) == room),
+        "last token": finish == LENGTH or (bool(output) and output[-1] in stop_ids),
+    }
+    for name, is_right in seen.items():
+        if not is_right:
+            raise NoAnswer(
+                f"the server's answer: expected {name} {expected[name]}, found finish_reason"
+                f" {finish}, {prompt} prompt tokens, {len(output)} tokens, at the end {named[-8:]}"
+            )
+    return Reply(output, logprobs, finish, cached)

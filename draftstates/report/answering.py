@@ -1,0 +1,75 @@
+"""Progress of the answers by the target model, read from the results' files."""
+
+import dataclasses
+from pathlib import Path
+
+from rich.table import Table
+
+from draftstates.extract.progress import running
+from draftstates.paths import BUILDING
+from draftstates.plan.words import of_count, of_seconds
+from draftstates.records import Prompts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answering:
+    """A source whose prompts are being answered.
+
+    Attributes:
+        done: answered prompts, those of unfinished chunks included.
+        total: prompts of the source.
+        rate: answered prompts per second of the jobs under way.
+        servers: URLs of the servers that answer.
+    """
+
+    source: str
+    done: float
+    total: int
+    rate: float
+    servers: frozenset[str]
+
+    @property
+    def line(self) -> str:
+        """The state as one line."""
+        parts = [
+            f"answers: {of_count(int(self.done))} of {of_count(self.total)} prompts of"
+            f" {self.source} ({self.done / max(self.total, 1):.0%})"
+        ]
+        if self.rate > 0:
+            left = of_seconds((self.total - self.done) / self.rate)
+            parts.append(f"{self.rate:,.2g} prompts/s, {left} left")
+        parts.append(f"on {len(self.servers)} server{'s' * (len(self.servers) != 1)}")
+        return "; ".join(parts)
+
+
+def answering(results: Path) -> list[Answering]:
+    """Return the sources whose prompts are being answered, by name."""
+    found = []
+    for building in sorted(results.glob(f"answers/*/*/{BUILDING}")):
+        folder = building.parent
+        prompts = Prompts.read(folder.parent / "prompts.json")
+        chunks = {chunk.chunk_id: chunk.prompts for chunk in prompts.chunks}
+        jobs = [job for job in running(building) if job.shard_id in chunks]
+        if not jobs:
+            continue
+        # a job counts conversations, of which a prompt may have several
+        share = {job.shard_id: chunks[job.shard_id] / max(job.total, 1) for job in jobs}
+        done = sum(count for name, count in chunks.items() if (folder / f"{name}.parquet").exists())
+        found.append(
+            Answering(
+                source=prompts.source,
+                done=done + sum(job.done * share[job.shard_id] for job in jobs),
+                total=sum(chunks.values()),
+                rate=sum(job.rate * share[job.shard_id] for job in jobs),
+                servers=frozenset(job.server for job in jobs),
+            )
+        )
+    return found
+
+
+def answering_table(sources: list[Answering]) -> Table:
+    """Return the states for a terminal."""
+    table = Table(title="answers by the target model", show_header=False)
+    for each in sources:
+        table.add_row(each.line)
+    return table

@@ -1,0 +1,396 @@
+"""From prompts to samples, with a server of ready answers."""
+
+import itertools
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from answer_kit import StubServer, answer_all, asking, prompts_of, says, stub_server, user
+from token_kit import server_ids, template
+
+from draftstates.answers import client
+from draftstates.answers.chat import Reply
+from draftstates.answers.client import AnswerClient, NoAnswer, read_reply
+from draftstates.answers.journal import Journal
+from draftstates.answers.prompts import SPARE
+from draftstates.errors import UserError
+from draftstates.records import Prompts
+from draftstates.tokens.accounting import RowResult
+from draftstates.tokens.answered import AnsweredRows, read_answers
+from draftstates.tokens.turns import Sample
+
+END = "<|im_end|>"
+ROWS = [user("What is 2+2?"), user("And 3+3?"), user("Name a colour.")]
+
+
+def answer(say=lambda ids: says("Four." + END)):
+    return stub_server(say)
+
+
+def results(folder: Path, options) -> list[RowResult]:
+    return list(AnsweredRows(folder / "key", options).results())
+
+
+def answered(
+    folder: Path, rows: list, say=lambda ids: says("Four." + END), *, name="smollm2", **chosen
+) -> tuple[list[RowResult], StubServer]:
+    """Answer these rows; return the results of the rows, and the server."""
+    options = asking(**chosen)
+    prompts_of(folder, rows, options, name=name)
+    with stub_server(say) as server:
+        answer_all(folder, options, server.url, name=name)
+    return results(folder, options), server
+
+
+def only_sample(result: RowResult) -> Sample:
+    ((_, sample),) = result.samples
+    return sample
+
+
+def supervised(sample: Sample) -> list[int]:
+    return sample.input_ids[sample.loss_mask == 1].tolist()
+
+
+def test_a_sample_is_the_sent_and_the_sampled_ids_as_they_are(tmp_path) -> None:
+    # no tokenizer gives these ids for this text
+    odd = [*says("F"), *says("o"), *says("ur"), *says(END)]
+    found, server = answered(tmp_path, [user("What is 2+2?")], lambda ids: odd)
+    prompt = server_ids(template("smollm2"), user("What is 2+2?")["messages"], prompt=True)
+    assert server.requests[0]["input_ids"] == prompt
+    sample = only_sample(found[0])
+    assert sample.input_ids.tolist() == prompt + odd
+    assert sample.loss_mask.tolist() == [0] * len(prompt) + [1] * len(odd)
+    assert sample.logprobs.tolist() == [-0.5] * len(odd)
+    assert sample.temperature == pytest.approx(0.7)
+
+
+def test_the_request_names_the_end_tokens_and_the_sampling(tmp_path) -> None:
+    sampling = {"temperature": 0.0, "top_p": 0.5, "top_k": 7, "max_new_tokens": 9}
+    _, server = answered(tmp_path, ROWS[:1], sampling=sampling)
+    sent = server.requests[0]["sampling_params"]
+    assert sent.pop("stop_token_ids") == sorted(template("smollm2").ends.ids)
+    assert sent == sampling
+    assert server.requests[0]["return_logprob"] is True
+
+
+def test_each_turn_goes_on_from_the_sampled_ids(tmp_path) -> None:
+    replies = [[*says("F"), *says("our"), *says(END)], says("Six." + END)]
+    asked: list[list[int]] = []
+
+    def say(ids: list[int]) -> list[int]:
+        asked.append(ids)
+        return replies[len(asked) - 1]
+
+    found, _ = answered(tmp_path, [user("What is 2+2?", "And 3+3?")], say)
+    bridge = says("\n<|im_start|>user\nAnd 3+3?<|im_end|>\n<|im_start|>assistant\n")
+    assert asked[1] == asked[0] + replies[0] + bridge
+    sample = only_sample(found[0])
+    assert sample.input_ids.tolist() == asked[1] + replies[1]
+    assert supervised(sample) == replies[0] + replies[1]
+    assert "Theirs" not in template("smollm2").tokenizer.decode(sample.input_ids)
+
+
+def test_the_last_turn_alone_is_answered_on_the_datas_own_answers(tmp_path) -> None:
+    found, server = answered(tmp_path, [user("What is 2+2?", "And 3+3?")], turns="last")
+    assert len(server.requests) == 1
+    assert "Theirs" in template("smollm2").tokenizer.decode(server.requests[0]["input_ids"])
+    assert supervised(only_sample(found[0])) == says("Four." + END)
+
+
+def test_where_the_template_drops_thoughts_each_turn_is_a_sample(tmp_path) -> None:
+    def say(ids: list[int]) -> list[int]:
+        return says("<think>\nEasy.\n</think>\n\nFour.<|im_end|>", name="qwen3")
+
+    row = user("What is 2+2?", "And 3+3?")
+    found, server = answered(tmp_path, [row], say, name="qwen3")
+    history = [row["messages"][0], {"role": "assistant", "content": "Four."}, row["messages"][2]]
+    # what a server renders that gets the messages: without the thought
+    second = server_ids(template("qwen3"), history, prompt=True)
+    assert server.requests[1]["input_ids"] == second
+    samples = [sample for _, sample in found[0].samples]
+    assert [supervised(sample) for sample in samples] == [say([]), say([])]
+    assert samples[1].input_ids.tolist() == second + say([])
+    (file,) = (tmp_path / "key").glob("*.parquet")
+    first, _ = read_answers(file)[0].to_pylist()
+    assert (first["text"], first["reasoning"]) == ("Four.", "Easy.")
+
+
+def test_a_cut_answer_gains_no_end_token(tmp_path) -> None:
+    long = says("One two three four five six seven eight nine ten." + END)
+    found, server = answered(
+        tmp_path, [user("Count.", "Go on.")], lambda ids: long, sampling={"max_new_tokens": 4}
+    )
+    sample = only_sample(found[0])
+    assert supervised(sample) == long[:4] * 2
+    # the template's end of the turn is there for the next turn, and is not learnt
+    first = len(server.requests[0]["input_ids"]) + 4
+    assert sample.input_ids[first] == says(END)[0]
+    assert sample.loss_mask[first] == 0
+    assert sample.input_ids[-1] == long[3]
+
+
+def test_a_cut_answer_is_left_out_where_the_configuration_says_skip(tmp_path) -> None:
+    long = says("One two three four five six seven eight nine ten." + END)
+    chosen = {"truncated": "skip", "sampling": {"max_new_tokens": 4}}
+    found, server = answered(tmp_path, [user("Count.", "Go on.")], lambda ids: long, **chosen)
+    assert found[0].skipped.reason == "truncated"
+    assert len(server.requests) == 1
+
+
+def test_an_answer_is_cut_where_the_sample_would_be_too_long(tmp_path) -> None:
+    found, server = answered(tmp_path, ROWS[:1], lambda ids: says("word " * 200), max_tokens=64)
+    sent = server.requests[0]
+    assert len(sent["input_ids"]) + sent["sampling_params"]["max_new_tokens"] == 64 - SPARE
+    assert len(only_sample(found[0]).input_ids) == 64 - SPARE
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (END, "empty"),
+        ("ha" + " ha" * 60 + END, "one token repeated"),
+        (" \n" + END, "end without text"),
+    ],
+)
+def test_degenerate_answers_are_counted_and_can_be_left_out(tmp_path, text: str, kind: str) -> None:
+    rows = [user("Say it."), user("What is 2+2?")]
+
+    def say(ids: list[int]) -> list[int]:
+        return says(text if says("Say")[0] in ids else "Four." + END)
+
+    options = asking(sampling={"max_new_tokens": 100})
+    found, _ = answered(tmp_path, rows, say, sampling={"max_new_tokens": 100})
+    assert [len(each.samples) for each in found] == [1, 1]
+    rows_ = AnsweredRows(tmp_path / "key", options)
+    assert len(list(rows_.results())) == 2
+    assert rows_.account()["degenerate"] == {kind: 1}
+    without = asking(sampling={"max_new_tokens": 100}, skip_degenerate=True)
+    kept = AnsweredRows(tmp_path / "key", without)
+    assert [each.skipped and each.skipped.reason for each in kept.results()] == ["degenerate", None]
+    account = kept.account()
+    assert (account["prompts"], account["answered"], account["skipped"]) == (
+        2,
+        1,
+        {"degenerate": 1},
+    )
+
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call><|im_end|>'
+
+
+def with_a_call(a: int) -> dict[str, Any]:
+    """Return a row whose data calls a tool and holds the result."""
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": a}}}
+    messages = [
+        {"role": "user", "content": "What is 2+2?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "four"},
+    ]
+    return {"messages": messages, "tools": TOOLS}
+
+
+@pytest.mark.parametrize(
+    ("row", "said", "requests", "lost"),
+    [
+        # the data holds the result of the same call
+        (with_a_call(2), CALL, 2, ()),
+        (with_a_call(3), CALL, 1, ("tool_call",)),
+        # a result, and no call of it
+        (with_a_call(2), "Four.<|im_end|>", 1, ("tool_call",)),
+        # a call, and the data goes on as if there were none
+        ({**user("What is 2+2?", "And 3+3?"), "tools": TOOLS}, CALL, 1, ("tool_call",)),
+        ({**user("What is 2+2?"), "tools": TOOLS}, CALL, 1, ()),
+    ],
+)
+def test_a_call_stops_a_conversation_unless_the_data_hold_its_result(
+    tmp_path, row: dict, said: str, requests: int, lost: tuple[str, ...]
+) -> None:
+    def say(ids: list[int]) -> list[int]:
+        results = says("<tool_response>", name="qwen3")[0] in ids
+        return says("It is four.<|im_end|>" if results else said, name="qwen3")
+
+    found, server = answered(tmp_path, [row], say, name="qwen3")
+    assert (len(server.requests), found[0].lost_turns) == (requests, lost)
+    text = template("qwen3").tokenizer.decode(found[0].samples[-1][1].input_ids)
+    assert ("It is four." in text) == (requests == 2)
+
+
+def test_several_samples_of_a_prompt(tmp_path) -> None:
+    counts = iter(range(100))
+    found, _ = answered(tmp_path, ROWS, lambda ids: says(f"{next(counts)}." + END), samples=3)
+    assert [len(each.samples) for each in found] == [3, 3, 3]
+
+
+def test_only_new_prompts_are_answered(tmp_path) -> None:
+    options = asking(chunk=1)
+    prompts_of(tmp_path, ROWS, options)
+    with answer() as server:
+        answer_all(tmp_path, options, server.url)
+        assert len(server.requests) == 3
+        changed = [ROWS[0], user("Something else?"), ROWS[2], user("And more?")]
+        prompts_of(tmp_path, changed, options)
+        answer_all(tmp_path, options, server.url)
+        assert len(server.requests) == 5
+        prompts_of(tmp_path, ROWS[1:], options)
+        answer_all(tmp_path, options, server.url)
+        assert len(server.requests) == 5
+    assert [len(each.samples) for each in results(tmp_path, options)] == [1, 1]
+
+
+def test_a_changed_chunk_takes_the_answers_that_others_hold(tmp_path) -> None:
+    options = asking(chunk=2048)
+    prompts_of(tmp_path, ROWS, options)
+    with answer() as server:
+        answer_all(tmp_path, options, server.url)
+        prompts_of(tmp_path, [*ROWS, user("New?")], options)
+        answer_all(tmp_path, options, server.url)
+    assert len(server.requests) == 4
+    assert [len(each.samples) for each in results(tmp_path, options)] == [1] * 4
+
+
+def test_a_killed_job_loses_no_answer(tmp_path) -> None:
+    options = asking(in_flight=1)
+    prompts_of(tmp_path, [user("What is 2+2?", "And 3+3?"), *ROWS[1:]], options)
+    building = tmp_path / "key" / ".building"
+    with answer() as server:
+        child = os.fork()
+        if not child:
+            # the third request never gets its answer: the two before it are acknowledged
+            server_answers_so_far(server, 2)
+            answer_all(tmp_path, options, server.url)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        (journal,) = building.glob("*/journal.jsonl")
+        assert journal.read_bytes().count(b"\n") == 2
+        with open(journal, "ab") as file:
+            file.write(b'["half a li')
+        before = len(server.requests)
+        answer_all(tmp_path, options, server.url)
+        assert len(server.requests) - before == 2
+    assert [len(each.samples) for each in results(tmp_path, options)] == [1, 1, 1]
+    assert not building.exists()
+
+
+def server_answers_so_far(server: StubServer, count: int) -> None:
+    """Have this process killed when it sends a request after so many acknowledged answers."""
+    send, sent = AnswerClient.answer, 0
+
+    async def answer_or_die(client: AnswerClient, *prompt: Any, **room: Any) -> Reply:
+        nonlocal sent
+        if sent == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+        sent += 1
+        return await send(client, *prompt, **room)
+
+    AnswerClient.answer = answer_or_die
+
+
+def test_a_server_that_fails_loses_no_finished_answer(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(client, "_WAITS", (0.0, 0.0))
+    options = asking()
+    prompts_of(tmp_path, ROWS, options)
+    with answer() as server:
+        server.change = lambda body, reply: (
+            {"error": "out of memory"} if says(" colour")[0] in body["input_ids"] else reply
+        )
+        with pytest.raises(UserError, match="1 of 3 prompts got no answer"):
+            answer_all(tmp_path, options, server.url)
+        assert not list((tmp_path / "key").glob("*.parquet"))
+        assert len(server.requests) == 2 + 3
+        server.change = lambda body, reply: reply
+        answer_all(tmp_path, options, server.url)
+        assert len(server.requests) == 2 + 3 + 1
+    assert [len(each.samples) for each in results(tmp_path, options)] == [1, 1, 1]
+
+
+def reply_text(**changes) -> str:
+    meta = {
+        "finish_reason": {"type": "stop"},
+        "output_token_logprobs": [[-0.5, 5, None], [-0.25, 6, None]],
+        "prompt_tokens": 3,
+        "cached_tokens": 0,
+    }
+    return json.dumps({"output_ids": [5, 6], "meta_info": {**meta, **changes}})
+
+
+def test_a_right_reply_is_read() -> None:
+    assert read_reply(reply_text(), sent=3, room=8, stop_ids=[6]).logprobs == [-0.5, -0.25]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"finish_reason": {"type": "abort"}},
+        {"finish_reason": None},
+        # cut, but not at its most tokens
+        {"finish_reason": {"type": "length"}},
+        {"output_token_logprobs": [[-0.5, 5, None]]},
+        {"output_token_logprobs": [[-0.5, 5, None], [-0.25, 7, None]]},
+        {"output_token_logprobs": [[-0.5, 5, None], [float("nan"), 6, None]]},
+        {"output_token_logprobs": [[-0.5, 5, None], [0.1, 6, None]]},
+        {"prompt_tokens": 4},
+    ],
+)
+def test_a_wrong_reply_is_refused(changes: dict) -> None:
+    with pytest.raises(NoAnswer, match="the server's answer: expected"):
+        read_reply(reply_text(**changes), sent=3, room=8, stop_ids=[6])
+
+
+def test_an_answer_that_ends_without_an_end_token_is_refused() -> None:
+    with pytest.raises(NoAnswer, match="last token one of .7. where the answer is not cut"):
+        read_reply(reply_text(), sent=3, room=8, stop_ids=[7])
+
+
+def test_two_jobs_do_not_share_a_journal(tmp_path) -> None:
+    with Journal(tmp_path / "journal.jsonl"), pytest.raises(UserError, match="another job"):
+        Journal(tmp_path / "journal.jsonl")
+
+
+def test_a_prompt_without_its_answer_is_named(tmp_path) -> None:
+    options = asking()
+    prompts_of(tmp_path, ROWS, options)
+    with answer() as server:
+        answer_all(tmp_path, options, server.url)
+    asked_more = asking(samples=2)
+    with pytest.raises(UserError, match="expected the turns of sample 1 of prompt"):
+        list(AnsweredRows(tmp_path / "key", asked_more).results())
+
+
+def test_rows_without_a_prompt_are_named(tmp_path) -> None:
+    rows = [
+        ROWS[0],
+        {"messages": [{"role": "system", "content": "Be brief."}]},
+        ROWS[0],
+        {"input_ids": [1, 2], "loss_mask": [0, 1]},
+        user("long " * 600),
+        "no object",
+    ]
+    found, _ = answered(tmp_path, rows)
+    reasons = [each.skipped.reason if each.skipped else None for each in found]
+    assert reasons == [None, "no_prompt", "duplicate", "no_prompt", "too_long", "not_an_object"]
+
+
+def test_the_datas_answers_are_named_as_not_used(tmp_path) -> None:
+    found, _ = answered(
+        tmp_path, [{"messages": [*user("Hi")["messages"], {"role": "assistant", "content": "x"}]}]
+    )
+    assert found[0].not_used == (
+        "answers of the data, and what follows the last: the target model answers",
+    )
+
+
+def test_chunks_depend_on_the_prompts_beside_them_alone(tmp_path) -> None:
+    rows = [user(f"What is {n} + {n}?") for n in range(60)]
+    options = asking(chunk=8)
+    before = {chunk.chunk_id for chunk in prompts_of(tmp_path, rows, options).chunks}
+    rows[30] = user("Something else?")
+    after = {chunk.chunk_id for chunk in prompts_of(tmp_path, rows, options).chunks}
+    assert len(before) > 4
+    assert 1 <= len(after - before) <= 2
+    chunks = Prompts.read(tmp_path / "prompts.json").chunks
+    assert (chunks[0].first, chunks[-1].end) == (0, 60)
+    assert all(one.end == two.first for one, two in itertools.pairwise(chunks))
