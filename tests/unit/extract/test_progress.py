@@ -65,7 +65,7 @@ def test_a_clock_that_jumps_changes_no_rate(
     monkeypatch.setattr(time, "time", lambda: clock() + jump)
     time.sleep(0.01)
     file.add(10)
-    (found,) = running(tmp_path)
+    (found,) = running(folder.parent)
     assert found.done == 10
     assert 1 < found.rate <= 1000
 
