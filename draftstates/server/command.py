@@ -71,6 +71,7 @@ def server_settings(config: Configuration, *, spec: CaptureSpec, plan: Path) -> 
             str(results),
             "--parity-tokens",
             str(config.checks.parity_tokens),
+            *(["--radix-cache"] if config.capture.reuse_prefixes else []),
             "--output",
             str(attestation_path(config)),
         ),
@@ -116,7 +117,7 @@ def sglang_command(config: Configuration, *, spec: CaptureSpec) -> list[str]:
     # needs no tokenizer. A replayed graph runs no Python, so a prefill in a graph cannot be
     # captured; graphs for decoding are not needed, because nothing is decoded.
     command += [
-        "--disable-radix-cache",
+        *([] if config.capture.reuse_prefixes else ["--disable-radix-cache"]),
         "--skip-tokenizer-init",
         "--cuda-graph-backend-prefill",
         "disabled",
