@@ -77,7 +77,8 @@ def own_servers(
 ) -> dict[str, list[Running]]:
     """Start the servers `plain`, with --to `capture`, and with --graphs `graphs`.
 
-    All start at the same time, because a start mostly waits.
+    Where prefixes are reused, `reusing` captures with a radix cache. All start at the same time,
+    because a start mostly waits.
     """
     common = {"folder": arguments.model, "log_folder": logs, "root": arguments.root}
     native = ["--enable-return-hidden-states"] if arguments.native else []
@@ -85,6 +86,14 @@ def own_servers(
     if arguments.to:
         starts["capture"] = serve(
             spec, base_flags=flags, queue={"queue_bytes": arguments.queue_bytes}, **common
+        )
+    if getattr(arguments, "reuse_prefixes", False):
+        starts["reusing"] = serve(
+            spec,
+            base_flags=flags,
+            radix_cache=True,
+            queue={"queue_bytes": arguments.queue_bytes},
+            **common,
         )
     if arguments.graphs is not None:
         starts["graphs"] = serve(spec, plugin=False, base_flags=arguments.graphs.split(), **common)

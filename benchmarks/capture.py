@@ -40,6 +40,7 @@ from draftstates.extract.client import CaptureFailed, Client, Work
 from draftstates.extract.extract import ExtractOptions, make_work
 from draftstates.model.folder import ModelFolder
 from draftstates.paths import BUILDING
+from draftstates.plan.prefixes import shard_id, share_prefixes
 from draftstates.plan.shard_tokens import ShardTokens
 from draftstates.shards import layout
 
@@ -144,18 +145,27 @@ def plain(
 
 
 def capture(
-    servers: list[Running], samples: list[np.ndarray], limit: int, folder: Path, shards: int
+    servers: list[Running],
+    samples: list[np.ndarray],
+    limit: int,
+    folder: Path,
+    shards: int,
+    *,
+    min_shared_tokens: int | None = None,
 ) -> dict:
     """Capture the samples as `extract_shard` does, and measure the time.
 
     Several shards are captured at once, as by several jobs. Each server has shards of its own.
+
+    Args:
+        min_shared_tokens: shortest prefix whose rows are shared; None shares none.
     """
     folder = folder / uuid.uuid4().hex
     folder.mkdir(parents=True)
     started = time.perf_counter()
     dealt = [samples[number :: len(servers)] for number in range(len(servers))]
     laid = [
-        lay_out_shards(server, part, folder / str(i), shards)
+        lay_out_shards(server, part, folder / str(i), shards, min_shared_tokens)
         for i, (server, part) in enumerate(zip(servers, dealt, strict=True))
     ]
     laid_out = time.perf_counter() - started
@@ -175,7 +185,8 @@ def capture(
 
     answered, seconds = asyncio.run(go())
     size = sum(path.stat().st_size for _, rows in laid for path in rows)
-    prefixes = sum(sum(rows.values()) for _, rows in laid) - sum(map(len, samples))
+    prefixes = sum(len(item.input_ids) for work, _ in laid for item in work if item.prefix)
+    kept = sum(p.stat().st_size for _, rows in laid for p in rows if "recaptures" not in p.name)
     shutil.rmtree(folder)
     return {
         "seconds": seconds,
@@ -183,6 +194,7 @@ def capture(
         "laid_out": laid_out,
         "GB_s": size / seconds / 1e9,
         "prefixes": prefixes,
+        "bytes": kept,
     }
 
 
@@ -194,20 +206,33 @@ def shards_of(servers: list[Running], samples: list[np.ndarray]) -> int:
 
 
 def lay_out_shards(
-    server: Running, samples: list[np.ndarray], folder: Path, shards: int
+    server: Running,
+    samples: list[np.ndarray],
+    folder: Path,
+    shards: int,
+    min_shared_tokens: int | None,
 ) -> tuple[list[Work], dict[Path, int]]:
     """Lay out shards and recaptures files; return the work that fills them, and their rows."""
     folder = folder / BUILDING
     folder.mkdir(parents=True)
     work, rows = [], {}
     for number in range(shards):
-        mine = samples[number::shards]
+        # as in a plan, neighbours are in one shard
+        mine = samples[number * len(samples) // shards : (number + 1) * len(samples) // shards]
+        names, lengths = [f"{number}-{i}" for i in range(len(mine))], [len(s) for s in mine]
+        input_ids = np.concatenate(mine)
+        segments = (
+            share_prefixes(input_ids, lengths, minimum=min_shared_tokens)
+            if min_shared_tokens
+            else None
+        )
         tokens = ShardTokens(
-            shard_id=f"bench{number}",
-            sample_ids=[f"{number}-{i}" for i in range(len(mine))],
-            lengths=[len(s) for s in mine],
-            input_ids=np.concatenate(mine),
-            loss_mask=np.ones(sum(map(len, mine)), np.uint8),
+            shard_id=shard_id(names, segments),
+            sample_ids=names,
+            lengths=lengths,
+            input_ids=input_ids,
+            loss_mask=np.ones(len(input_ids), np.uint8),
+            segments=segments,
         )
         shard, recaptures = (
             folder / f"{number}.safetensors",
@@ -218,7 +243,10 @@ def lay_out_shards(
             tokens, spec=server.spec, options=ExtractOptions(), shard=shard, recaptures=recaptures
         )
         work += here
-        rows |= {shard: len(tokens.input_ids), recaptures: sum(n for _, n in chosen)}
+        rows |= {
+            shard: segments.rows if segments else len(input_ids),
+            recaptures: sum(n for _, n in chosen),
+        }
     return work, rows
 
 
@@ -238,10 +266,8 @@ async def fill(
         return answered, time.perf_counter()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which servers are compared, and where they write."""
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--layers", help="comma-separated k; default: EAGLE-3's three layers")
@@ -252,12 +278,6 @@ def main() -> None:
         metavar="NAME=FOLDER",
         help="capture to this folder; repeat the option to compare folders",
     )
-    parser.add_argument(
-        "--mix", action="append", type=Mix.parse, help="SHORTEST-LONGESTxCOUNT; default 20-400x64"
-    )
-    parser.add_argument(
-        "--native", type=int, default=8, help="requests of the native path; 0 skips it"
-    )
     parser.add_argument("--shards", type=int, help="default: as many as give shards of about 8 GB")
     parser.add_argument("--tokens-in-flight", type=int, default=131072)
     parser.add_argument("--repeats", type=int, default=3)
@@ -266,6 +286,23 @@ def main() -> None:
     )
     parser.add_argument("--queue-bytes", type=int, default=2 << 30)
     parser.add_argument("--flags", help="SGLang's flags, in one string; default: those for a CPU")
+    parser.add_argument(
+        "--turn", type=Path, help="file that benchmarks share: only one of them measures at a time"
+    )
+    parser.add_argument("--logs", type=Path, help="folder that keeps the servers' logs")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_server_arguments(parser)
+    parser.add_argument(
+        "--mix", action="append", type=Mix.parse, help="SHORTEST-LONGESTxCOUNT; default 20-400x64"
+    )
+    parser.add_argument(
+        "--native", type=int, default=8, help="requests of the native path; 0 skips it"
+    )
     parser.add_argument(
         "--graphs",
         help="flags of a third server, without the plug-in: SGLang with its own CUDA graphs",
@@ -276,15 +313,11 @@ def main() -> None:
         help="show where the GPU's time goes, with and without capture",
     )
     parser.add_argument(
-        "--turn", type=Path, help="file that benchmarks share: only one of them measures at a time"
-    )
-    parser.add_argument(
         "--lease",
         type=int,
         metavar="REPLICAS",
         help="number of replicas behind one lease, each on GPUs of its own",
     )
-    parser.add_argument("--logs", type=Path, help="folder that keeps the servers' logs")
     arguments = parser.parse_args()
     flags = CPU_FLAGS if arguments.flags is None else arguments.flags.split()
     model = ModelFolder(arguments.model)

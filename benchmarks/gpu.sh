@@ -7,7 +7,8 @@
 # of Snakemake in ../.whl. SGLang is unpacked to DEST. OUT gets results and logs.
 # Stages: install; fill (touch the machine's memory once); disk (its write rate); check (tests/gpu);
 # dense and mla (plain, capture to /dev/shm and to disk, native; a profile; 200 to 4000 tokens, then
-# 16k to 32k in chunks); graphs (plain with prefill graphs); workflow (a complete `snakemake` run).
+# 16k to 32k in chunks); prefixes (samples that share prefixes, of the structure STRUCTURE, which is
+# CARRY/sharegpt_prefixes.json); graphs (plain with prefill graphs); workflow (a complete `snakemake` run).
 # On GPUS GPUs (all of the machine): check_several (tests/gpu/test_several_gpus.py); tp (tensor
 # parallel); dp (data parallel attention); replicas_shm and replicas_disk (a server on each, behind
 # one lease). `dense+mla` starts both at once, each on a GPU of its own, and measures one after the
@@ -82,6 +83,14 @@ stage() {
   check) check check test_capture_on_gpu.py ;;
   dense) bench dense "$dest/models/qwen3-8b" "$dummy" $both $mixes ${PROFILE---profile} ;;
   mla) bench mla "$dest/models/dsv2-lite" "$dummy" $both $mixes ${PROFILE---profile} ;;
+  prefixes)
+    say "== prefixes"
+    timeout "${LIMIT:-560}" python3 "$here/benchmarks/prefixes.py" --model "$dest/models/qwen3-8b" --logs "$out" --turn $turn \
+      --structure "${STRUCTURE:-$carry/sharegpt_prefixes.json}" --repeats "${REPEATS:-3}" $both \
+      --flags "$kernels $no_graphs $room $dummy" >"$out/prefixes.txt" 2>&1
+    say "prefixes ended ($?)"
+    grep -aE "^\||rror" "$out/prefixes.txt" | cut -c1-300
+    ;;
   graphs) bench graphs "$dest/models/qwen3-8b" "$dummy" --root / --graphs "$kernels $room $dummy" $short ;;
   check_several) DRAFTSTATES_GPUS=$gpus check check_several test_several_gpus.py ;;
   tp) bench "tp$gpus" "$dest/models/qwen3-8b" "$dummy --tensor-parallel-size $gpus" $both $short ;;

@@ -447,6 +447,11 @@ class CaptureOptions(Section):
     compute_dtype: Dtype = Field(
         "bfloat16", description="number format that the server computes in"
     )
+    reuse_prefixes: bool = Field(
+        False,
+        description="whether the server computes the rows of a shared prefix once: its radix cache"
+        " stays on, and a sample is sent when the samples whose rows it shares are captured",
+    )
 
     @model_validator(mode="after")
     def _capture_something(self) -> Self:
@@ -464,6 +469,12 @@ class Shards(Section):
 
     min_bytes: Bytes = Field(2 << 30, description="smallest shard, but for the last of a source")
     max_bytes: Bytes = Field(16 << 30, description="largest shard, at least twice min_bytes")
+    share_prefixes: bool = Field(
+        True,
+        description="whether samples of a shard that begin with the same tokens share these rows,"
+        " which are then stored once",
+    )
+    min_shared_tokens: Count = Field(64, description="shortest prefix that is shared")
 
     @model_validator(mode="after")
     def _leave_room_to_cut(self) -> Self:

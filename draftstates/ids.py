@@ -29,9 +29,16 @@ def sample_id(input_ids: np.ndarray, loss_mask: np.ndarray) -> str:
     return digest.hexdigest()[:32]
 
 
-def shard_id(sample_ids: Sequence[str]) -> str:
-    """Return the id of a shard: 32 hex digits of SHA-256 over its sample ids, in order."""
-    return hashlib.sha256(_SHARD_DOMAIN + "\n".join(sample_ids).encode()).hexdigest()[:32]
+def shard_id(sample_ids: Sequence[str], shared: bytes = b"") -> str:
+    """Return the id of a shard: 32 hex digits of SHA-256 over its sample ids, in order.
+
+    Args:
+        shared: which rows the samples share, as `Segments.content` says it; empty where none.
+    """
+    digest = hashlib.sha256(_SHARD_DOMAIN + "\n".join(sample_ids).encode())
+    if shared:
+        digest.update(b"\0shared\0" + shared)
+    return digest.hexdigest()[:32]
 
 
 def ids_hash(input_ids: np.ndarray) -> str:

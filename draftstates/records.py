@@ -196,6 +196,7 @@ class PlannedShard(Record):
 
     Attributes:
         bytes: size of its file without the header.
+        shared_tokens: tokens whose rows are those of an earlier sample, and stored once.
         answered: whether its supervised tokens are the target model's own, each of which
             verification compares with the captured states.
     """
@@ -206,6 +207,7 @@ class PlannedShard(Record):
     tokens: int
     supervised_tokens: int
     bytes: int
+    shared_tokens: int = 0
     answered: bool = False
 
 
@@ -305,9 +307,12 @@ class SampleReceipt(Record):
     """The server's receipt of one sample or prefix recapture, at its place in the file.
 
     Attributes:
-        rows: rows that were computed and written.
+        rows: rows that were written: the sample's own.
+        cached_tokens: first tokens whose keys and values came from the radix cache; 0 of a copied
+            sample.
+        shared_rows: rows before them, which are an earlier sample's.
         chunks: prefill chunks that the rows came in.
-        ids_hash: hash of the ids that the model read.
+        ids_hash: hash of the ids that the model read, which are those behind the cached ones.
         checksum: checksum of the rows at capture.
         prompt_tokens: tokens that the server counted; of a sample only.
         top: the most likely next tokens, [token id, log probability] each; of a sample only.
@@ -316,6 +321,11 @@ class SampleReceipt(Record):
         position: position of the recaptured sample in the shard; of a prefix recapture only.
         next_tokens: of each row, such pairs of the most likely next tokens and of the token that
             follows; of a prefix recapture only.
+        again_rows: shared rows that were computed again though the cache was to have them, since it
+            had no room for them.
+        again_distance: largest distance of these from the shard's rows, over a row's norm.
+        namespace: namespace of the server's radix cache that the request read and filled; None of a
+            server without one, and of a copied sample.
         last_state: final state of the last row in the stored dtype, in base64, where the shard
             holds no final states.
     """
@@ -333,6 +343,10 @@ class SampleReceipt(Record):
     copied_from: str | None = None
     position: int | None = None
     next_tokens: list | None = None
+    shared_rows: int = 0
+    namespace: str | None = None
+    again_rows: int = 0
+    again_distance: float = 0.0
     last_state: str | None = None
 
 

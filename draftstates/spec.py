@@ -30,6 +30,8 @@ STORED_DTYPES = {
 _ID_AND_MASK_BYTES = 5
 # bytes of a sample: its place in `offsets`, int64
 OFFSET_BYTES = 8
+# bytes of a segment: its first row and its number of rows, int64
+_SEGMENT_BYTES = 16
 FINAL_NORMS = ("post_norm", "pre_norm")
 
 
@@ -113,12 +115,22 @@ class CaptureSpec(Record):
     def final_row_bytes(self) -> int:
         return self.hidden_size * STORED_DTYPES[self.stored_dtype][1]
 
-    def shard_bytes(self, *, samples: int, tokens: int) -> int:
+    def shard_bytes(
+        self, *, samples: int, tokens: int, rows: int | None = None, segments: int = 0
+    ) -> int:
         """Return the bytes of a shard file without its header.
 
         The header takes 4 KiB and about 40 bytes a sample.
+
+        Args:
+            rows: rows of the file; None for as many as tokens.
+            segments: places of the samples' rows, where samples share rows; otherwise 0.
         """
-        return tokens * self.token_bytes + (samples + 1) * OFFSET_BYTES
+        places = (samples + 1) * OFFSET_BYTES * (2 if segments else 1)
+        shared = 0 if rows is None else tokens - rows
+        return (
+            tokens * self.token_bytes - shared * self.row_bytes + places + segments * _SEGMENT_BYTES
+        )
 
     @property
     def token_bytes(self) -> int:

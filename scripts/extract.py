@@ -44,10 +44,7 @@ def main() -> None:
     spec = plan.capture
     tokens = read_tokens(arguments.tokens, shard_id=arguments.shard_id)
     options = extract.ExtractOptions(**dict(settings.extract), **dict(settings.checks))
-    check_free(
-        arguments.output.parent,
-        spec.shard_bytes(samples=len(tokens.sample_ids), tokens=len(tokens.input_ids)),
-    )
+    check_free(arguments.output.parent, plan.shard(arguments.shard_id).bytes)
     check_missing(plan, capture_folder=capture.folder, form=settings.storage.form)
     server = server_settings(settings, spec=spec, plan=arguments.plan)
     with lease(server) as address:
@@ -55,7 +52,8 @@ def main() -> None:
             url=address.url,
             api_key=address.api_key,
             root=settings.results.resolve(),
-            fresh_namespace=address.launcher == "external",
+            fresh_namespace=address.launcher == "external" or settings.capture.reuse_prefixes,
+            reuse_prefixes=settings.capture.reuse_prefixes,
             server=address.server,
         )
         figures = extract.extract_shard(

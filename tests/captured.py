@@ -6,7 +6,7 @@ It has a tiny model's head, random states, and receipts as a server writes them.
 import base64
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from draftstates import ids
 from draftstates.model.digest import capture_spec
 from draftstates.model.folder import ModelFolder
+from draftstates.plan.prefixes import Segments, shard_id, share_prefixes
 from draftstates.plan.recaptures import choose_recaptures
 from draftstates.records import (
     Accounting,
@@ -53,6 +54,7 @@ class Captured:
         again_hidden: r_k of each prefix recapture.
         again_final: the final state of each prefix recapture.
         again_next: the next tokens that belong to each of these final states.
+        segments: places of the samples' rows where some share rows.
     """
 
     spec: CaptureSpec
@@ -66,6 +68,7 @@ class Captured:
     again_hidden: list[torch.Tensor]
     again_final: list[torch.Tensor]
     again_next: list[list[list[list[float]]]]
+    segments: Segments | None = None
 
     @property
     def names(self) -> list[str]:
@@ -76,7 +79,7 @@ class Captured:
 
     @property
     def shard_id(self) -> str:
-        return ids.shard_id(self.names)
+        return shard_id(self.names, self.segments)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,6 +149,18 @@ def capture(model: Path, *, samples: int = 12, seed: int = 0, **changes: Any) ->
     return states_of(tokens, masks, spec=spec, model=model, seed=seed)
 
 
+def capture_sharing(model: Path, *, samples: int = 12, seed: int = 0, **changes: str) -> Captured:
+    """Capture samples, most of which begin as an earlier one does, and share its rows."""
+    apart = capture(model, samples=samples, seed=seed, **changes)
+    tokens: list[np.ndarray] = []
+    for number, part in enumerate(apart.tokens):
+        head = tokens[number // 2][: 4 * (number % 4)] if tokens else part[:0]
+        tokens.append(np.concatenate([head, part]))
+    masks = [(np.arange(len(part)) % 3 > 0).astype(np.uint8) for part in tokens]
+    segments = share_prefixes(np.concatenate(tokens), list(map(len, tokens)), minimum=4)
+    return states_of(tokens, masks, spec=apart.spec, model=model, seed=seed, segments=segments)
+
+
 def states_of(
     tokens: list[np.ndarray],
     masks: list[np.ndarray],
@@ -153,6 +168,7 @@ def states_of(
     spec: CaptureSpec,
     model: Path,
     seed: int = 0,
+    segments: Segments | None = None,
 ) -> Captured:
     """Make states of these samples that verification accepts.
 
@@ -160,6 +176,7 @@ def states_of(
         tokens: ids of each sample, int32 [n].
         masks: mask of each sample, uint8 [n].
         model: folder with the final norm and the head.
+        segments: places of the samples' rows where some share rows.
     """
     lengths = [len(part) for part in tokens]
     generator = torch.Generator().manual_seed(seed)
@@ -170,10 +187,17 @@ def states_of(
         for n in lengths
     ]
     last = [_last_residual(model, n, generator, spec) for n in lengths]
+    if segments:
+        hidden, last = _shared_rows(hidden, segments), _shared_rows(last, segments)
     final, logprobs = zip(*(_final_states(model, rows, spec) for rows in last), strict=True)
     names = [ids.sample_id(t, m) for t, m in zip(tokens, masks, strict=True)]
     recaptures = choose_recaptures(
-        names, lengths, shard_id=ids.shard_id(names), fraction=0.01, minimum=3
+        names,
+        lengths,
+        shard_id=shard_id(names, segments),
+        fraction=0.01,
+        minimum=3,
+        segments=segments,
     )
     again_hidden = [
         _batched_otherwise(hidden[position][:rows], generator, spec)
@@ -203,7 +227,14 @@ def states_of(
             next_tokens(found, tokens[position][1:rows])
             for found, (position, rows) in zip(again_logprobs, recaptures, strict=True)
         ],
+        segments,
     )
+
+
+def _shared_rows(states: Sequence[torch.Tensor], segments: Segments) -> list[torch.Tensor]:
+    """Give each sample the rows of an earlier one that it shares."""
+    own = torch.cat([part[segments.shared(index) :] for index, part in enumerate(states)])
+    return [own[segments.row_numbers(index)] for index in range(len(states))]
 
 
 def most_likely(logprobs: torch.Tensor, count: int) -> list[list[float]]:
@@ -293,6 +324,7 @@ def write(captured: Captured, folder: Path) -> Files:
         captured.masks,
         captured.hidden,
         captured.final,
+        captured.segments,
     )
     prefix_tokens = [captured.tokens[position][:rows] for position, rows in captured.recaptures]
     prefix_masks = [captured.masks[position][:rows] for position, rows in captured.recaptures]
@@ -314,8 +346,8 @@ def write(captured: Captured, folder: Path) -> Files:
         "engine": {"name": "sglang", "version": "0.5.23"},
         "images": {"server": [None], "extract": [None]},
         "samples": [
-            {**entry, "prompt_tokens": entry["rows"], "top": top, "attempts": 1}
-            for entry, top in zip(samples, captured.top, strict=True)
+            {**entry, "prompt_tokens": len(sent), "top": top, "attempts": 1}
+            for entry, sent, top in zip(samples, captured.tokens, captured.top, strict=True)
         ],
         "recaptures": [
             {**entry, "position": position, "next_tokens": found}
@@ -380,12 +412,19 @@ def plan_of(captured: Captured, *, source: str = "demo") -> Plan:
     counts = {"samples": len(captured.tokens), "tokens": tokens, "supervised_tokens": supervised}
     rows = len(captured.tokens)
     account = SourceAccount(rows_in=rows, kept=rows, skipped={}, failed={}, **counts)
-    size = captured.spec.shard_bytes(samples=counts["samples"], tokens=tokens)
+    segments = captured.segments or Segments.unshared(list(map(len, captured.tokens)))
+    size = captured.spec.shard_bytes(
+        samples=counts["samples"],
+        tokens=tokens,
+        rows=segments.rows,
+        segments=len(segments.places) if captured.segments else 0,
+    )
+    shared = {"shared_tokens": tokens - segments.rows, "bytes": size}
     return Plan(
         capture_folder=captured.spec.folder_name,
         capture=captured.spec,
         checks=CHECKS,
-        shards=(PlannedShard(shard_id=captured.shard_id, source=source, bytes=size, **counts),),
+        shards=(PlannedShard(shard_id=captured.shard_id, source=source, **shared, **counts),),
         accounting=Accounting(sources={source: account}, totals=account),
         images={"tokenise": (None,), "plan": (None,)},
         bytes_needed=size,
@@ -402,22 +441,28 @@ def _fill(
     masks: list[np.ndarray],
     hidden: list[torch.Tensor],
     final: list[torch.Tensor],
+    segments: Segments | None = None,
 ) -> list[dict[str, Any]]:
     """Lay out a file, fill it in as the server does, and return the receipts of its samples."""
+    lengths = [len(part) for part in tokens]
     header = layout.create(
         path,
         spec=captured.spec,
         shard_id=captured.shard_id,
         sample_ids=names,
-        lengths=[len(part) for part in tokens],
+        lengths=lengths,
         input_ids=np.concatenate(tokens),
         loss_mask=np.concatenate(masks),
+        segments=segments,
     )
-    receipts, first = [], 0
+    places, receipts = segments or Segments.unshared(lengths), []
     with open(path, "r+b") as file:
-        for name, ids_sent, *states in zip(names, tokens, hidden, final, strict=True):
+        for index, (name, ids_sent, *states) in enumerate(
+            zip(names, tokens, hidden, final, strict=True)
+        ):
+            first, shared = int(places.ends[index]), places.shared(index)
             by_name = dict(zip(("hidden_states", "final_hidden_state"), states, strict=True))
-            raw = {tensor: _bytes(by_name[tensor]) for tensor in header.states()}
+            raw = {tensor: _bytes(by_name[tensor][shared:]) for tensor in header.states()}
             for tensor, (begin, width) in header.states().items():
                 file.seek(begin + first * width)
                 file.write(raw[tensor])
@@ -425,7 +470,8 @@ def _fill(
                 {
                     "sample_id": name,
                     "first_row": first,
-                    "rows": len(ids_sent),
+                    "rows": len(ids_sent) - shared,
+                    "shared_rows": shared,
                     "chunks": 1,
                     "cached_tokens": 0,
                     "ids_hash": ids.ids_hash(ids_sent),
@@ -435,7 +481,6 @@ def _fill(
                     else base64.b64encode(_bytes(states[1][-1:])).decode(),
                 }
             )
-            first += len(ids_sent)
     return receipts
 
 

@@ -15,6 +15,8 @@ from draftstates import ids
 from draftstates.documents import sealed
 from draftstates.files import file_checksum
 from draftstates.paths import samples_of
+from draftstates.plan.prefixes import Segments, share_prefixes
+from draftstates.plan.prefixes import shard_id as id_of_shard
 from draftstates.records import (
     Accounting,
     Engine,
@@ -144,35 +146,60 @@ def sample(length: int, *, spec: CaptureSpec, seed: int) -> dict[str, torch.Tens
     }
 
 
-def write_shard(path: Path, samples: list[dict[str, torch.Tensor]], *, spec: CaptureSpec) -> str:
-    """Write a whole shard, and return its id."""
+def write_shard(
+    path: Path,
+    samples: list[dict[str, torch.Tensor]],
+    *,
+    spec: CaptureSpec,
+    min_shared_tokens: int | None = None,
+) -> str:
+    """Write a whole shard, and return its id.
+
+    Args:
+        min_shared_tokens: shortest prefix whose rows are shared; those of the samples must be the
+            same. None shares nothing.
+    """
     names = [ids.sample_id(s["input_ids"].numpy(), s["loss_mask"].numpy()) for s in samples]
-    shard_id = ids.shard_id(names)
-    path = path / f"{shard_id}.safetensors"
+    lengths = [len(s["input_ids"]) for s in samples]
+    input_ids = torch.cat([s["input_ids"] for s in samples]).numpy()
+    segments = (
+        share_prefixes(input_ids, lengths, minimum=min_shared_tokens) if min_shared_tokens else None
+    )
+    places = segments or Segments.unshared(lengths)
+    shard = id_of_shard(names, segments)
+    path = path / f"{shard}.safetensors"
     header = layout.create(
         path,
         spec=spec,
-        shard_id=shard_id,
+        shard_id=shard,
         sample_ids=names,
-        lengths=[len(s["input_ids"]) for s in samples],
-        input_ids=torch.cat([s["input_ids"] for s in samples]).numpy(),
+        lengths=lengths,
+        input_ids=input_ids,
         loss_mask=torch.cat([s["loss_mask"] for s in samples]).numpy(),
+        segments=segments,
     )
     with open(path, "r+b") as file:
         for name, (begin, _) in header.states().items():
+            own = [s[name][places.shared(index) :] for index, s in enumerate(samples)]
             file.seek(begin)
-            file.write(torch.cat([s[name] for s in samples]).view(torch.uint8).numpy().tobytes())
-    return shard_id
+            file.write(torch.cat(own).view(torch.uint8).numpy().tobytes())
+    return shard
 
 
 def write_manifest(
-    folder: Path, contents: Sequence[Sequence[dict[str, torch.Tensor]]], *, spec: CaptureSpec
+    folder: Path,
+    contents: Sequence[Sequence[dict[str, torch.Tensor]]],
+    *,
+    spec: CaptureSpec,
+    min_shared_tokens: int | None = None,
 ) -> Synthetic:
     """Write the shards, one per inner list, with `manifest.json` and `samples.parquet`."""
     (folder / "shards").mkdir(parents=True, exist_ok=True)
     entries, rows, samples = [], [], {}
     for inner in contents:
-        shard_id = write_shard(folder / "shards", list(inner), spec=spec)
+        shard_id = write_shard(
+            folder / "shards", list(inner), spec=spec, min_shared_tokens=min_shared_tokens
+        )
         shard = layout.Shard(folder / "shards" / f"{shard_id}.safetensors")
         tokens = sum(len(s["input_ids"]) for s in inner)
         supervised = sum(int(s["loss_mask"].sum()) for s in inner)
@@ -237,6 +264,20 @@ def small(
         for size in shard_sizes
     ]
     return write_manifest(folder, contents, spec=spec)
+
+
+def sharing(folder: Path, *, spec: CaptureSpec | None = None) -> Synthetic:
+    """Write a shard of samples of which each begins as the one before it, and shares its rows."""
+    spec = spec or capture_spec()
+    samples: list[dict[str, torch.Tensor]] = []
+    for number in range(6):
+        own = sample(5 + number, spec=spec, seed=number)
+        # all of the one before, but for its last tokens: a history that a template rewrites
+        head = (
+            {name: t[: len(t) - number % 3] for name, t in samples[-1].items()} if samples else {}
+        )
+        samples.append({name: torch.cat([head.get(name, t[:0]), t]) for name, t in own.items()})
+    return write_manifest(folder, [samples], spec=spec, min_shared_tokens=4)
 
 
 def norm_model(folder: Path, *, hidden_size: int = 16, model_type: str = "llama") -> Path:

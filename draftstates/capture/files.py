@@ -5,6 +5,7 @@ The server syncs a file when every row is written.
 
 import ctypes
 import errno
+import functools
 import os
 import stat
 import threading
@@ -12,6 +13,9 @@ import traceback
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import numpy as np
+import torch
 
 from draftstates.capture.settings import CaptureSettings
 from draftstates.errors import UserError
@@ -151,6 +155,22 @@ class DestinationFile:
         _LIBC.sync_file_range(
             self._fd, ctypes.c_int64(start), ctypes.c_int64(end - start), _START_WRITE_BACK
         )
+
+    def shared_rows(self, first_row: int, start: int, rows: int) -> dict[str, torch.Tensor]:
+        """Return rows that a sample shares, as the file has them, by tensor.
+
+        Args:
+            first_row: first row that the sample writes itself.
+            start: position of the first of these rows in the sample.
+            rows: number of rows.
+        """
+        index = int(np.searchsorted(self._shard.segments.ends, first_row))
+        places = self._shard.segments.row_numbers(index)[start : start + rows]
+        return {name: self._shard.state_rows(name, 0, self.rows)[places] for name in self.states}
+
+    @functools.cached_property
+    def _shard(self) -> layout.Shard:
+        return layout.Shard(self._path)
 
     def finish_sample(self, receipt: protocol.Receipt) -> bool:
         """Append a sample's receipt; return whether every row of the shard is written with it.

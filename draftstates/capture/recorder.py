@@ -201,6 +201,8 @@ class Recorder:
     ) -> None:
         """Copy rows to host blocks, block by block, and give each segment's part to the writers.
 
+        A sample's shared rows are not copied: their places in the block stay as they are.
+
         Args:
             segments: (destination, file, first row in the batch, first row in the sample, rows) of
                 each request.
@@ -237,8 +239,16 @@ class Recorder:
                 finals = torch.stack([final[min(at + n, end) - 1] for *_, at, _, n in inside])
             sizes = (count * width * layers, len(finals) * width, count * _IDS_BYTES)
             states, last, tail = block.memory[: sum(sizes)].split(sizes)
-            sources = (hidden[begin:end], finals, ids[begin:end])
-            ready = self._fill((states, last, tail), sources)
+            pairs = [(tail, ids[begin:end])]
+            if not self._settings.spec.final_state:
+                pairs.append((last, finals))
+            for first, stop in _kept(inside, begin, end):
+                a, b = first - begin, stop - begin
+                pairs.append((states[a * width * layers : b * width * layers], hidden[first:stop]))
+                if self._settings.spec.final_state:
+                    pairs.append((last[a * width : b * width], final[first:stop]))
+            # there is nothing to copy of layers where none is captured
+            ready = self._fill([(part, source) for part, source in pairs if len(part)])
             for number, (destination, file, at, start, length) in enumerate(inside):
                 first, stop = max(at, begin), min(at + length, end)
                 a, b = first - begin, stop - begin
@@ -258,31 +268,22 @@ class Recorder:
                     )
                 )
 
-    def _fill(
-        self, host: tuple[torch.Tensor, ...], sources: tuple[torch.Tensor, ...]
-    ) -> torch.cuda.Event | None:
+    def _fill(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.cuda.Event | None:
         """Fill parts of a block with rows; on a GPU, by the side stream.
 
         Args:
-            host: uint8 views of the block.
-            sources: contiguous tensors of our own, of as many bytes each.
+            pairs: uint8 views of the block, and contiguous tensors of our own of as many bytes.
 
         Returns:
             the event that the copies end with; None on a CPU.
         """
-        pairs = [
-            (part, source.view(torch.uint8).flatten())
-            for part, source in zip(host, sources, strict=True)
-            # nothing, where no r_k is captured
-            if len(part)
-        ]
         if self._stream is None:
             for part, source in pairs:
-                part.copy_(source)
+                part.copy_(source.view(torch.uint8).flatten())
             return None
         with torch.cuda.stream(self._stream):
             for part, source in pairs:
-                part.copy_(source, non_blocking=True)
+                part.copy_(source.view(torch.uint8).flatten(), non_blocking=True)
                 # The allocator must not reuse the source before the side stream has read it.
                 source.record_stream(self._stream)
             ready = torch.cuda.Event(blocking=True)
@@ -338,3 +339,27 @@ class Recorder:
                     while len(self._judged) > _MOST_JUDGED:
                         self._judged.popitem(last=False)
             at += length
+
+
+def _kept(segments: list, begin: int, end: int) -> list[tuple[int, int]]:
+    """Return the ranges of a batch's rows that are written: first row and end row of each.
+
+    Ranges that touch are one, so that a batch without shared rows is copied at once.
+
+    Args:
+        segments: the requests of `_copy`, in the batch's order.
+        begin: first row of the batch that is looked at.
+        end: row behind the last one.
+    """
+    found: list[tuple[int, int]] = []
+    for destination, _, at, start, length in segments:
+        # shared rows that are computed again are compared
+        dropped = 0 if destination.kind == protocol.REUSING else destination.shared
+        shared = max(dropped - start, 0)
+        first, stop = max(at + shared, begin), min(at + length, end)
+        if first >= stop:
+            continue
+        if found and found[-1][1] == first:
+            first = found.pop()[0]
+        found.append((first, stop))
+    return found

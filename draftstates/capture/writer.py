@@ -19,6 +19,7 @@ import torch
 import xxhash
 
 from draftstates.capture.blocks import Block
+from draftstates.capture.every_layer import row_distances
 from draftstates.capture.files import DestinationFile, Destinations
 from draftstates.extract import protocol
 from draftstates.extract.protocol import Destination
@@ -28,6 +29,8 @@ from draftstates.shards.layout import combined_checksum
 _MOST_REMEMBERED = 4096
 # Rows of fewer bytes are not worth the waking of a second thread.
 _SMALL_BYTES = 16 << 20
+# Largest distance of two rows that is told.
+_FAR = 1e6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +40,8 @@ class Job:
     Attributes:
         destination: the destination that the request's id names.
         file: the open file of the destination.
-        start: position of the first of these rows in the sample.
+        start: position of the first of these rows in the sample; the sample's shared rows are
+            not written, and in the block only if they are compared.
         rows: number of rows.
         chunk_start: True if these rows begin a prefill chunk.
         hidden: uint8 view into the block, the rows' `hidden_states`.
@@ -68,6 +72,7 @@ class _SampleProgress:
         self.next = start
         self.rows = 0
         self.chunks = 0
+        self.again_rows, self.again_distance = 0, 0.0
         self.error: str | None = None
         # by tensor of the file
         self.states: dict[str, xxhash.xxh3_128] = {}
@@ -83,6 +88,8 @@ class _SampleProgress:
             ids_hash=self.ids.hexdigest(),
             checksum=combined_checksum(*self.states.values()),
             last_state=self.last_state,
+            again_rows=self.again_rows,
+            again_distance=self.again_distance,
             error=self.error,
         )
 
@@ -142,7 +149,10 @@ class Writers:
         if progress is None:
             return
         given = {"hidden_states": job.hidden, "final_hidden_state": job.final}
-        rows = {name: memoryview(given[name].numpy()) for name in job.file.states}
+        captured = {name: given[name] for name in job.file.states}
+        if job.destination.kind == protocol.REUSING and _shared(job):
+            _compare(job, captured, progress)
+        rows = {name: _own(job, states) for name, states in captured.items()}
         if sum(map(len, rows.values())) <= _SMALL_BYTES:
             _put(job, rows)
             _sum(progress, job, rows)
@@ -153,7 +163,7 @@ class Writers:
             finally:
                 # Also where the checksum failed: another job uses the block afterwards.
                 writing.result()
-        progress.rows += job.rows
+        progress.rows += job.rows - _shared(job)
         progress.next += job.rows
         if progress.next < job.destination.rows:
             return
@@ -163,9 +173,34 @@ class Writers:
             self._destinations.sync_later(job.file)
 
 
+def _shared(job: Job) -> int:
+    """Return how many of a job's rows are shared."""
+    return min(max(job.destination.shared - job.start, 0), job.rows)
+
+
+def _own(job: Job, rows: torch.Tensor) -> memoryview:
+    """Return the bytes of a job's rows without the shared ones."""
+    return memoryview(rows[_shared(job) * (len(rows) // job.rows) :].numpy())
+
+
+def _compare(job: Job, states: Mapping[str, torch.Tensor], progress: _SampleProgress) -> None:
+    """Hold shared rows that were computed again against those that the file has."""
+    rows = _shared(job)
+    stored = job.file.shared_rows(job.destination.first_row, job.start, rows)
+    for name, others in stored.items():
+        again = states[name][: rows * (len(states[name]) // job.rows)]
+        found = row_distances(again.view(others.dtype).reshape(others.shape), others)
+        # what is not a number is as far as can be
+        largest = found.nan_to_num(_FAR, _FAR).clamp(max=_FAR).max().item()
+        progress.again_distance = max(progress.again_distance, largest)
+    progress.again_rows += rows
+
+
 def _put(job: Job, rows: Mapping[str, memoryview]) -> None:
+    first = job.destination.first_row + max(job.start - job.destination.shared, 0)
     for name, data in rows.items():
-        job.file.write(name, job.destination.first_row + job.start, data)
+        if len(data):
+            job.file.write(name, first, data)
 
 
 def _sum(progress: _SampleProgress, job: Job, rows: Mapping[str, memoryview]) -> None:

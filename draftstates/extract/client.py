@@ -2,6 +2,11 @@
 
 Samples are sent longest first, and prefix recaptures in the middle of them. A short request that
 arrives alone, before or after the others, would take a prefill pass of its own.
+
+Where the server keeps a radix cache for it (`Endpoint.reuse_prefixes`), a sample that shares rows
+is sent when the samples whose rows they are have been captured, in the namespace of their requests.
+A namespace is the attempt of the first of them, so no other shard or attempt ever fills it. All
+else is sent in a namespace of its own, in which nothing may be cached.
 """
 
 import asyncio
@@ -10,7 +15,7 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +39,10 @@ class Work:
 
     Attributes:
         shard: laid-out file below the server's root.
-        first_row: first row of the states in `shard`.
-        input_ids: int32 [n]; their states take n rows.
+        first_row: first row of the written states in `shard`.
+        input_ids: int32 [n]; their states take n rows, less the shared ones.
+        shared: first rows of them that are an earlier sample's.
+        owners: first rows in `shard` of the samples whose rows those are, the last one last.
         prefix: whether it is a prefix recapture.
     """
 
@@ -45,6 +52,13 @@ class Work:
     input_ids: np.ndarray
     kind: str = protocol.PLAIN
     prefix: bool = False
+    shared: int = 0
+    owners: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Number of rows that are written."""
+        return len(self.input_ids) - self.shared
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,6 +76,7 @@ class Captured:
         settings: the settings of the rank that wrote; only for a self-test request.
         weights: the mark of that rank's weights, if they were updated; as `settings`.
         server: the name that the server gave itself when it started.
+        namespace: namespace of the server's radix cache; None where it has none.
     """
 
     work: Work
@@ -75,6 +90,7 @@ class Captured:
     settings: dict[str, dict[str, str]] | None = None
     weights: str | None = None
     server: str | None = None
+    namespace: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,12 +103,15 @@ class Endpoint:
             address was started since. None takes any.
         fresh_namespace: send an `extra_key` of its own with each attempt, which a server with a
             radix cache needs.
+        reuse_prefixes: whether a sample's first rows may be computed from the keys and values that
+            the requests of the samples left whose rows they are.
     """
 
     url: str
     api_key: str | None
     root: Path
     fresh_namespace: bool = False
+    reuse_prefixes: bool = False
     server: str | None = None
 
 
@@ -155,10 +174,12 @@ class Client:
         done: dict[int, Captured] = {}
         reasons: dict[int, str] = {}
         in_vain = asyncio.Event()
+        order = _Order(work, reuse=self._endpoint.reuse_prefixes)
 
         async def attempt(position: int, number: int) -> None:
             try:
-                done[position] = await self._send(work[position], number)
+                namespace = order.namespace(position, done) if number == 1 else None
+                done[position] = await self._send(work[position], number, namespace)
                 reasons.pop(position, None)
                 progress(len(work[position].input_ids))
             except CaptureFailed as failure:
@@ -167,15 +188,18 @@ class Client:
                     self.waited_in_vain = True
                     in_vain.set()
             finally:
+                order.ended(position)
                 await self._leave(len(work[position].input_ids))
 
         async with asyncio.TaskGroup() as tasks:
-            for position in _order(work):
+            for _ in work:
+                position = await order.next()
                 await self._enter(len(work[position].input_ids))
                 if in_vain.is_set():
                     reasons[position] = (
                         "not sent, since other samples waited in vain for their receipts"
                     )
+                    order.ended(position)
                     await self._leave(len(work[position].input_ids))
                 else:
                     tasks.create_task(attempt(position, 1))
@@ -203,18 +227,27 @@ class Client:
             self._in_flight -= tokens
             self._room.notify_all()
 
-    async def _send(self, work: Work, number: int) -> Captured:
-        """Send one sample, and wait for its receipt."""
+    async def _send(self, work: Work, number: int, namespace: str | None = None) -> Captured:
+        """Send one sample, and wait for its receipt.
+
+        Args:
+            namespace: namespace in which the rows that it shares have been computed; None for one
+                of its own.
+        """
         rows = len(work.input_ids)
         destination = protocol.Destination(
             file=str(work.shard.relative_to(self._endpoint.root)),
             first_row=work.first_row,
             rows=rows,
+            shared=work.shared,
             ids_hash=ids.ids_hash(work.input_ids),
             attempt=uuid.uuid4().hex,
-            kind=work.kind,
+            kind=protocol.REUSING if namespace else work.kind,
         )
-        meta = await self._generate(work, destination)
+        most_cached = work.shared if namespace else 0
+        if namespace is None and self._endpoint.fresh_namespace:
+            namespace = destination.attempt
+        meta = await self._generate(work, destination, namespace)
         answer = _answer(meta)
         server = _optional(answer, "server", str)
         _check_server(server, tested=self._endpoint.server)
@@ -224,7 +257,9 @@ class Client:
         top = None if work.prefix else _top_tokens(meta)
         nexts = _tokens_of_rows(meta, work.input_ids) if work.prefix else None
         receipt = await self._receipt(work.shard, destination)
-        _check_counts(receipt, destination, cached_tokens=cached_tokens)
+        _check_counts(
+            receipt, destination, work, cached_tokens=cached_tokens, most_cached=most_cached
+        )
         return Captured(
             work=work,
             receipt=receipt,
@@ -237,9 +272,12 @@ class Client:
             settings=_optional(answer, "settings", dict),
             weights=_optional(answer, "weights", str),
             server=server,
+            namespace=namespace,
         )
 
-    async def _generate(self, work: Work, destination: protocol.Destination) -> dict:
+    async def _generate(
+        self, work: Work, destination: protocol.Destination, namespace: str | None
+    ) -> dict:
         """Send the request; return `meta_info` of the answer."""
         body = {
             "rid": destination.rid,
@@ -250,8 +288,8 @@ class Client:
             "logprob_start_len": 0 if work.prefix else -1,
             "top_logprobs_num": protocol.ROW_TOKENS if work.prefix else protocol.TOP_TOKENS,
         }
-        if self._endpoint.fresh_namespace:
-            body["extra_key"] = destination.attempt
+        if namespace:
+            body["extra_key"] = namespace
         try:
             async with self._session.post(f"{self._endpoint.url}/generate", json=body) as response:
                 text = await response.text()
@@ -305,6 +343,57 @@ class Client:
                     f" {_SYNC_DEADLINE_SECONDS:.0f} s"
                 )
             await asyncio.sleep(_RECEIPT_POLL_SECONDS)
+
+
+class _Order:
+    """The order of sending: a sample follows those whose rows it shares, if these may be reused.
+
+    Of the samples that may be sent, those that share rows come first: what they reuse may be
+    evicted.
+
+    Args:
+        work: all that is sent.
+        reuse: whether shared rows are computed once.
+    """
+
+    def __init__(self, work: Sequence[Work], *, reuse: bool) -> None:
+        places = {(item.shard, item.first_row): position for position, item in enumerate(work)}
+        # of a sample whose rows another shard captured, nothing is cached
+        self._owners = {
+            position: [places[item.shard, row] for row in item.owners]
+            for position, item in enumerate(work)
+            if reuse and item.owners and all((item.shard, row) in places for row in item.owners)
+        }
+        self._children: dict[int, list[int]] = {}
+        for position, owners in self._owners.items():
+            # the last one itself follows all others
+            self._children.setdefault(owners[-1], []).append(position)
+        self._rank = {position: rank for rank, position in enumerate(_order(work))}
+        self._ready: asyncio.PriorityQueue[tuple[bool, int, int]] = asyncio.PriorityQueue()
+        for position in self._rank:
+            if position not in self._owners:
+                self._put(position)
+
+    def _put(self, position: int) -> None:
+        self._ready.put_nowait((position not in self._owners, self._rank[position], position))
+
+    async def next(self) -> int:
+        """Return the position of the work to send next; wait until there is one."""
+        return (await self._ready.get())[-1]
+
+    def ended(self, position: int) -> None:
+        """Let the samples follow that waited for this one, be it captured or not."""
+        for child in self._children.pop(position, []):
+            self._put(child)
+
+    def namespace(self, position: int, done: Mapping[int, Captured]) -> str | None:
+        """Return the namespace in which the rows that a sample shares were all computed.
+
+        None if there is no such namespace, for example since one of the samples failed.
+        """
+        owners = self._owners.get(position, ())
+        names = {done[owner].namespace if owner in done else None for owner in owners}
+        return names.pop() if len(names) == 1 else None
 
 
 def _order(work: Sequence[Work]) -> list[int]:
@@ -427,27 +516,40 @@ def _check_server(found: str | None, *, tested: str | None) -> None:
 
 
 def _check_counts(
-    receipt: protocol.Receipt, destination: protocol.Destination, *, cached_tokens: int
+    receipt: protocol.Receipt,
+    destination: protocol.Destination,
+    work: Work,
+    *,
+    cached_tokens: int,
+    most_cached: int,
 ) -> None:
     """Compare a receipt with promise 2.
 
-    Tokens sent = prompt tokens = rows written, no cached tokens, and rows of these ids.
+    Tokens sent = prompt tokens = rows written + rows shared, no more cached tokens than rows that
+    were computed for an earlier sample in the same namespace, and rows of these ids.
+
+    Args:
+        cached_tokens: cached tokens by the server's answer.
+        most_cached: cached tokens that there may be.
     """
-    if receipt.rows != destination.rows:
+    if receipt.rows != destination.written:
         why = (
             f"{cached_tokens} came from a cache"
             if cached_tokens
             else receipt.error or "the rest never came"
         )
-        raise CaptureFailed(f"{receipt.rows} of {destination.rows} rows captured: {why}")
+        raise CaptureFailed(f"{receipt.rows} of {destination.written} rows captured: {why}")
     if receipt.error:
         raise CaptureFailed(receipt.error)
-    if receipt.cached_tokens or cached_tokens:
+    if (most := max(receipt.cached_tokens, cached_tokens)) > most_cached:
+        expected = f"at most {most_cached}" if most_cached else "0"
+        raise CaptureFailed(f"{most} tokens came from a cache, expected {expected}")
+    if receipt.cached_tokens != cached_tokens:
         raise CaptureFailed(
-            f"{max(receipt.cached_tokens, cached_tokens)} tokens came from a cache, expected 0"
+            f"{cached_tokens} tokens came from a cache, the receipt has {receipt.cached_tokens}"
         )
-    if receipt.ids_hash != destination.ids_hash:
+    sent = ids.ids_hash(work.input_ids[cached_tokens:])
+    if receipt.ids_hash != sent:
         raise CaptureFailed(
-            f"the rows are those of other ids: sent {destination.ids_hash}, forwarded"
-            f" {receipt.ids_hash}"
+            f"the rows are those of other ids: sent {sent}, forwarded {receipt.ids_hash}"
         )

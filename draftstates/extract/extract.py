@@ -19,6 +19,7 @@ from draftstates.extract.reuse import Copied, copy_captured
 from draftstates.extract.staging import building_folder
 from draftstates.files import publish
 from draftstates.paths import Capture, recaptures_of, receipts_of
+from draftstates.plan.prefixes import Segments
 from draftstates.plan.recaptures import choose_recaptures
 from draftstates.plan.shard_tokens import ShardTokens
 from draftstates.records import Engine, Images, SampleReceipt, ShardReceipts, withdraw_manifest
@@ -61,7 +62,8 @@ def extract_shard(
         selftest: id of the self-test rows that the server agreed with; the manifest asks for it.
 
     Returns:
-        figures: captured, copied and recaptured tokens and seconds.
+        figures: captured, copied, recaptured and cached tokens, tokens that were computed again,
+        and seconds.
 
     Raises:
         UserError: names each sample that could not be captured, and why.
@@ -119,9 +121,11 @@ def extract_shard(
         # The shard comes last: its final name promises that its companions are complete.
         publish(shard, output, read_only=True)
     return {
-        "captured_tokens": len(tokens.input_ids) - copied.rows,
-        "copied_tokens": copied.rows,
+        "captured_tokens": len(tokens.input_ids) - copied.tokens,
+        "copied_tokens": copied.tokens,
         "recaptured_tokens": sum(rows for _, rows in chosen),
+        "cached_tokens": sum(item.receipt.cached_tokens for item in captured),
+        "computed_again": sum(item.receipt.again_rows for item in captured),
         "seconds": round(seconds, 3),
     }
 
@@ -146,11 +150,14 @@ def make_work(
         every sample, then every prefix recapture; and the position and rows of each recapture.
     """
     starts = np.concatenate([[0], np.cumsum(tokens.lengths)]).tolist()
+    places = tokens.segments or Segments.unshared(tokens.lengths)
     work = [
         Work(
             sample_id=name,
             shard=shard,
-            first_row=starts[i],
+            first_row=int(places.ends[i]),
+            shared=places.shared(i),
+            owners=tuple(int(places.ends[owner]) for owner in places.owners(i)),
             input_ids=tokens.input_ids[starts[i] : starts[i + 1]],
             kind=kind,
         )
@@ -158,7 +165,12 @@ def make_work(
     ]
     asked = {"fraction": options.recapture_fraction, "minimum": options.recapture_minimum}
     chosen = choose_recaptures(
-        tokens.sample_ids, tokens.lengths, shard_id=tokens.shard_id, copied=copied, **asked
+        tokens.sample_ids,
+        tokens.lengths,
+        shard_id=tokens.shard_id,
+        copied=copied,
+        segments=tokens.segments,
+        **asked,
     )
     pieces = [slice(starts[i], starts[i] + rows) for i, rows in chosen]
     layout.create(
@@ -205,7 +217,7 @@ def capture(
     """
     rows: Counter[Path] = Counter()
     for item in work:
-        rows[item.shard] += len(item.input_ids)
+        rows[item.shard] += item.rows
 
     async def send() -> list[Captured]:
         async with Client(endpoint, tokens_in_flight=options.tokens_in_flight) as client:
@@ -295,11 +307,19 @@ def _sample_receipt(
         position: position of the recaptured sample in the shard; of a prefix recapture only.
     """
     receipt = item.receipt
-    own = {"prompt_tokens": item.prompt_tokens, "top": item.top, "attempts": item.attempts}
+    own = {
+        "prompt_tokens": item.prompt_tokens,
+        "top": item.top,
+        "attempts": item.attempts,
+        "namespace": item.namespace,
+        "again_rows": receipt.again_rows,
+        "again_distance": receipt.again_distance,
+    }
     return SampleReceipt(
         sample_id=item.work.sample_id,
         first_row=item.work.first_row,
         rows=receipt.rows,
+        shared_rows=item.work.shared,
         chunks=receipt.chunks,
         cached_tokens=receipt.cached_tokens,
         ids_hash=receipt.ids_hash,

@@ -14,7 +14,7 @@ from typing import Any
 
 from draftstates.errors import UserError
 
-VERSION = "ds1"
+VERSION = "ds2"
 # Key in the answer's meta_info: it proves that the plug-in saw the request.
 ANSWER_KEY = "draftstates"
 # Number of most likely next tokens that each request asks for, for the alignment check.
@@ -23,8 +23,9 @@ TOP_TOKENS = 5
 # the difference is known.
 ROW_TOKENS = 2
 GROWING_RECEIPTS_SUFFIX = ".receipts.jsonl"
-# The states of a self-test request are held against second readings.
-PLAIN, SELF_TEST = "c", "p"
+# The states of a self-test request are held against second readings. Of a request that may find its
+# shared rows cached, those that are computed again are held against the file's.
+PLAIN, SELF_TEST, REUSING = "c", "p", "r"
 # A self-test request keeps so many of its first and of its last rows of every layer.
 _KEPT = 64
 
@@ -35,11 +36,12 @@ class Destination:
 
     Attributes:
         file: path of a laid-out shard, relative to the server's root.
-        first_row: the sample's first row in that shard.
-        rows: tokens of the sample, all of which must be captured.
+        first_row: first row in that shard of those that are written.
+        rows: tokens of the sample, all of which must be computed.
+        shared: first rows of them that the shard has already, and that are not written.
         ids_hash: `ids.ids_hash` of the ids sent, so that a receipt is bound to them.
         attempt: distinguishes a retry from earlier attempts.
-        kind: `PLAIN` or `SELF_TEST`.
+        kind: `PLAIN`, `SELF_TEST` or `REUSING`.
     """
 
     file: str
@@ -48,6 +50,12 @@ class Destination:
     ids_hash: str
     attempt: str
     kind: str = PLAIN
+    shared: int = 0
+
+    @property
+    def written(self) -> int:
+        """Number of rows that are written."""
+        return self.rows - self.shared
 
     @property
     def rid(self) -> str:
@@ -58,6 +66,7 @@ class Destination:
                 self.file,
                 str(self.first_row),
                 str(self.rows),
+                str(self.shared),
                 self.ids_hash,
                 self.attempt,
             ]
@@ -67,14 +76,15 @@ class Destination:
 def parse_rid(rid: str) -> Destination | None:
     """Return the destination that a request id names, or None for another program's id."""
     parts = str(rid).split("|")
-    if len(parts) != 7 or parts[0] != VERSION:
+    if len(parts) != 8 or parts[0] != VERSION:
         return None
-    _, kind, file, first_row, rows, ids_hash, attempt = parts
+    _, kind, file, first_row, rows, shared, ids_hash, attempt = parts
     try:
         return Destination(
             file=file,
             first_row=int(first_row),
             rows=int(rows),
+            shared=int(shared),
             ids_hash=ids_hash,
             attempt=attempt,
             kind=kind,
@@ -88,11 +98,14 @@ class Receipt:
     """Receipt of one sample that reached its last row.
 
     Attributes:
-        rows: rows written in this attempt; fewer than sent if a cache skipped some.
+        rows: rows written in this attempt; fewer than asked for if a cache skipped some.
         chunks: number of prefill chunks of these rows.
         cached_tokens: tokens before the first computed row.
-        ids_hash: hash of the ids that the model's forward pass read for the rows written.
+        ids_hash: hash of the ids that the model's forward pass read, those of shared rows too; of
+            cached tokens it reads none.
         checksum: checksum of the bytes that were written; see `layout.sample_checksum`.
+        again_rows: shared rows that were computed again though a cache was to have them.
+        again_distance: largest distance of these from the file's rows, over a row's norm.
         last_state: final state of the last row in the stored dtype, in base64; None where the file
             holds it.
     """
@@ -103,6 +116,8 @@ class Receipt:
     cached_tokens: int
     ids_hash: str
     checksum: str
+    again_rows: int = 0
+    again_distance: float = 0.0
     last_state: str | None = None
     error: str | None = None
 
@@ -114,8 +129,9 @@ class Receipt:
         """
         for name in ("rid", "ids_hash", "checksum"):
             _checked(name, getattr(self, name), str)
-        for name in ("rows", "chunks", "cached_tokens"):
+        for name in ("rows", "chunks", "cached_tokens", "again_rows"):
             _checked(name, getattr(self, name), int)
+        _checked("again_distance", self.again_distance, float)
         for name in ("error", "last_state"):
             if getattr(self, name) is not None:
                 _checked(name, getattr(self, name), str)

@@ -1,9 +1,10 @@
 """Reuse of captured rows: they are copied out of verified shards of the same capture key.
 
 A new shard usually differs from an earlier one by a few samples. The others are copied with their
-receipts. Each copied sample must have the checksum that verification found. The new shard is
-verified like every other shard. Its prefix recaptures first take the samples that were not copied,
-since no earlier shard has recaptured a prefix of them.
+receipts. Each copied sample must have the checksum that verification found. Of a sample that shares
+rows in the new shard, its own rows are copied alone: the earlier shard has all of its rows, whether
+it shared them too or not. The new shard is verified like every other shard. Its prefix recaptures
+first take the samples that were not copied, since no earlier shard has recaptured a prefix of them.
 """
 
 import dataclasses
@@ -42,6 +43,11 @@ class Copied:
     def rows(self) -> int:
         return sum(receipt.rows for receipt in self.receipts.values())
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of the copied samples, whose first rows may be shared."""
+        return self.rows + sum(receipt.shared_rows for receipt in self.receipts.values())
+
 
 def copy_captured(shard: Path, *, capture_folder: Path, planned: Collection[str]) -> Copied:
     """Copy rows into a laid-out shard from verified shards outside the plan that have the same ids.
@@ -59,10 +65,8 @@ def copy_captured(shard: Path, *, capture_folder: Path, planned: Collection[str]
     target = Shard(shard)
     wanted: dict[tuple[str, int], list[int]] = {}
     for index in range(len(target)):
-        first, end = target.rows(index)
-        wanted.setdefault((ids.ids_hash(target.input_ids[first:end]), end - first), []).append(
-            index
-        )
+        key = ids.ids_hash(target.tokens(index)[0]), target.length(index)
+        wanted.setdefault(key, []).append(index)
     copied = Copied()
     descriptor = os.open(shard, os.O_WRONLY)
     try:
@@ -101,15 +105,28 @@ def _matches(
     try:
         source, checksums, receipts = _open(capture_folder, shard_id, target=target)
         for number, (entry, checksum) in enumerate(zip(receipts.samples, checksums, strict=True)):
-            for index in list(wanted.get((entry.ids_hash, entry.rows), [])):
-                if _copy(
+            # the receipt's hash may lack cached tokens
+            whole = ids.ids_hash(source.tokens(number)[0])
+            key = whole, source.length(number)
+            for index in list(wanted.get(key, [])):
+                copied = _copy(
                     source, number, target, index, descriptor, checksum=checksum, receipt=entry
-                ):
-                    wanted[entry.ids_hash, entry.rows].remove(index)
+                )
+                if copied:
+                    wanted[key].remove(index)
+                    first, end = target.rows(index)
                     moved = dataclasses.replace(
                         entry,
                         sample_id=target.header.sample_ids[index],
-                        first_row=target.rows(index)[0],
+                        first_row=first,
+                        rows=end - first,
+                        shared_rows=target.segments.shared(index),
+                        checksum=copied,
+                        cached_tokens=0,
+                        ids_hash=whole,
+                        namespace=None,
+                        again_rows=0,
+                        again_distance=0.0,
                         copied_from=shard_id,
                     )
                     yield index, moved, receipts
@@ -177,37 +194,55 @@ def _copy(
     *,
     checksum: str,
     receipt: SampleReceipt,
-) -> bool:
-    """Copy one sample's rows; return False if its ids or bytes differ from the expected ones."""
-    (begin, end), (first, stop) = source.rows(number), target.rows(index)
-    if (
-        end - begin != stop - first
-        or (source.input_ids[begin:end] != target.input_ids[first:stop]).any()
-    ):
+) -> str | None:
+    """Copy one sample's own rows.
+
+    Returns:
+        their checksum; None if the sample's ids or bytes differ from the expected ones.
+    """
+    if not np.array_equal(source.tokens(number)[0], target.tokens(index)[0]):
         print(
             f"sample {receipt.sample_id} is not copied from {source.path}: that shard has"
             " other ids of it",
             file=sys.stderr,
         )
-        return False
+        return None
     rows = [
-        _read(source.path, at + begin * width, (end - begin) * width)
+        np.concatenate(
+            [
+                _read(source.path, at + first * width, count * width)
+                for first, count in source.segments.of_sample(number)
+            ]
+        )
         for at, width in source.header.states().values()
     ]
-    found = sample_checksum(*rows)
-    if not found == checksum == receipt.checksum:
+    widths = [width for _, width in source.header.states().values()]
+    there, here = source.segments.shared(number), target.segments.shared(index)
+    # by number of first rows that are left out
+    sums = {
+        shared: sample_checksum(*_without_first(rows, widths, shared))
+        for shared in {0, there, here}
+    }
+    if (sums[0], sums[there]) != (checksum, receipt.checksum):
         print(
             f"sample {receipt.sample_id} is not copied from {source.path}: expected checksum"
-            f" {checksum}, found {found}",
+            f" {checksum}, found {sums[0]}",
             file=sys.stderr,
         )
-        return False
-    for (start, width), data in zip(target.header.states().values(), rows, strict=True):
+        return None
+    first, _ = target.rows(index)
+    own = _without_first(rows, widths, here)
+    for (start, width), data in zip(target.header.states().values(), own, strict=True):
         at, left = start + first * width, memoryview(data)
         while left:
             written = os.pwrite(descriptor, left, at)
             at, left = at + written, left[written:]
-    return True
+    return sums[here]
+
+
+def _without_first(tensors: list[np.ndarray], widths: list[int], rows: int) -> list[np.ndarray]:
+    """Return the bytes of each tensor without those of its first rows, which are so many bytes."""
+    return [data[rows * width :] for data, width in zip(tensors, widths, strict=True)]
 
 
 def _read(path: Path, begin: int, size: int) -> np.ndarray:

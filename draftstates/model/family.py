@@ -117,6 +117,12 @@ _REFUSED_NAMES = (
         "it is a drafter, which reads another model's states",
     ),
 )
+# Lists of the kinds of a model's layers, and keys that only models with recurrent layers have.
+_LAYER_KINDS = ("layer_types", "layers_block_type")
+_RECURRENT_KEYS = (
+    *("hybrid_override_pattern", "full_attention_interval", "linear_attn_config", "conv_L_cache"),
+    *("linear_num_value_heads", "mamba_d_state", "mamba_n_heads", "ssm_state_size", "mamba_d_ssm"),
+)
 # SGLang 0.5.23's own capture of these is not r_k: it hands over the layer's output without the
 # residual, or the state after another layer. Taps and parity judge them.
 OTHER_OWN_CAPTURE = frozenset(("gemma3", "gemma3_text"))
@@ -190,6 +196,30 @@ def check_capturable(config: Mapping[str, Any], *, origin: Path) -> None:
         kind = text.get("model_type") or next(iter(classes), None)
         raise UserError(
             f"{origin}: {kind} cannot be captured: {reasons[0]}; take another target model"
+        )
+
+
+def check_reusable(config: Mapping[str, Any], *, origin: Path) -> None:
+    """Refuse a model whose layers keep more of a prefix than keys and values.
+
+    A radix cache keeps the state of a recurrent layer at few places of a prefix, or not at all.
+
+    Args:
+        config: the whole `config.json`.
+        origin: that file.
+
+    Raises:
+        UserError: names the key that tells it.
+    """
+    text = text_config(config)
+    kinds = {str(kind) for key in _LAYER_KINDS for kind in text.get(key) or ()}
+    others = sorted(kind for kind in kinds if "attention" not in kind or "linear" in kind)
+    found = [f"layers of the kind {others[0]}"] if others else []
+    found += [key for key in _RECURRENT_KEYS if text.get(key)]
+    if found:
+        raise UserError(
+            f"{origin}: {text.get('model_type')} has layers that are not attention ({found[0]}), of"
+            " which a cached prefix does not hold all: set capture.reuse_prefixes: false"
         )
 
 

@@ -23,6 +23,7 @@ from draftstates.model.family import (
     NUMBERS,
     PARTS,
     check_capturable,
+    check_reusable,
     final_norm,
     text_config,
     with_usual_names,
@@ -318,6 +319,8 @@ def check_model(config: Configuration) -> None:
     try:
         num_layers = model.num_layers
         check_capturable(model.config, origin=model.config_path)
+        if config.capture.reuse_prefixes:
+            check_reusable(model.config, origin=model.config_path)
         if config.capture.final_norm == "pre_norm":
             final_norm(model.text, origin=model.config_path)
     except UserError as error:

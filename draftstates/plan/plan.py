@@ -10,16 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
-from draftstates import ids
 from draftstates.config import Checks, Shards
 from draftstates.containers import distinct, present_image
 from draftstates.engine.flags import CONTEXT_FLAG
 from draftstates.errors import UserError, counted
 from draftstates.paths import Results
 from draftstates.plan.boundaries import segment
+from draftstates.plan.prefixes import Segments, shard_id, share_prefixes
 from draftstates.plan.recaptures import choose_recaptures
 from draftstates.plan.room import check_room, kept_bytes, work_bytes
-from draftstates.plan.shard_tokens import write_shard_tokens
+from draftstates.plan.shard_tokens import shard_input_ids, write_shard_tokens
 from draftstates.records import (
     Accounting,
     AnswersAccount,
@@ -62,6 +62,7 @@ class _Cut:
     Attributes:
         shard_of: number of each sample's shard, int32 [S]; -1 for a dropped sample.
         entries: the source's shards as the plan lists them.
+        segments: of each shard, the places of its samples' rows; None where nothing is shared.
         sizes: bytes of each shard with all that belongs to it, as captured.
         kept: bytes of each shard with all that belongs to it, in the form in which it stays.
     """
@@ -69,6 +70,7 @@ class _Cut:
     index: SourceIndex
     shard_of: np.ndarray
     entries: list[PlannedShard]
+    segments: list[Segments | None]
     sizes: list[int]
     kept: list[int]
     account: SourceAccount
@@ -119,6 +121,7 @@ def make_plan(
             cut.index,
             cut.shard_of,
             [entry.shard_id for entry in cut.entries],
+            cut.segments,
             folder=Results(results).shard_tokens_folder,
         )
     return Plan(
@@ -213,26 +216,36 @@ def _cut(index: SourceIndex, reasons: np.ndarray, spec: CaptureSpec, options: Pl
     names = [name.decode() for name in index.names[kept].tolist()]
     sizes = index.lengths[kept] * spec.token_bytes + OFFSET_BYTES
     shard_of = np.full(len(index.names), -1, dtype=np.int32)
+    pieces = segment(names, sizes, min_bytes=options.min_bytes, max_bytes=options.max_bytes)
+    for number, (first, end) in enumerate(pieces):
+        shard_of[kept[first:end]] = number
+    lengths = [index.lengths[kept[first:end]] for first, end in pieces]
+    segments = _segments(index, shard_of, lengths, options)
     entries, all_bytes, kept_sizes = [], [], []
-    for first, end in segment(
-        names, sizes, min_bytes=options.min_bytes, max_bytes=options.max_bytes
-    ):
+    for (first, end), shared in zip(pieces, segments, strict=True):
         chosen = kept[first:end]
-        shard_of[chosen] = len(entries)
         tokens = int(index.lengths[chosen].sum())
+        rows = shared.rows if shared else tokens
         entry = PlannedShard(
-            shard_id=ids.shard_id(names[first:end]),
+            shard_id=shard_id(names[first:end], shared),
             source=index.source,
             samples=end - first,
             tokens=tokens,
             supervised_tokens=int(index.supervised[chosen].sum()),
-            bytes=spec.shard_bytes(samples=end - first, tokens=tokens),
+            shared_tokens=tokens - rows,
+            bytes=spec.shard_bytes(
+                samples=end - first,
+                tokens=tokens,
+                rows=rows,
+                segments=len(shared.places) if shared else 0,
+            ),
             answered=index.is_answered,
         )
         entries.append(entry)
         extra = _extra_bytes(
             names[first:end],
             index.lengths[chosen],
+            shared,
             shard_id=entry.shard_id,
             spec=spec,
             options=options,
@@ -245,10 +258,23 @@ def _cut(index: SourceIndex, reasons: np.ndarray, spec: CaptureSpec, options: Pl
         index=index,
         shard_of=shard_of,
         entries=entries,
+        segments=segments,
         sizes=all_bytes,
         kept=kept_sizes,
         account=_account(index, reasons),
     )
+
+
+def _segments(
+    index: SourceIndex, shard_of: np.ndarray, lengths: list[np.ndarray], options: PlanOptions
+) -> list[Segments | None]:
+    """Return the places of the rows of each shard whose samples share rows, None for the others."""
+    if not options.share_prefixes:
+        return [None] * len(lengths)
+    return [
+        share_prefixes(input_ids, of_shard, minimum=options.min_shared_tokens)
+        for input_ids, of_shard in zip(shard_input_ids(index, shard_of), lengths, strict=True)
+    ]
 
 
 def _account(index: SourceIndex, reasons: np.ndarray) -> SourceAccount:
@@ -288,7 +314,13 @@ def _answers(index: SourceIndex) -> AnswersAccount | None:
 
 
 def _extra_bytes(
-    names: list[str], lengths: np.ndarray, *, shard_id: str, spec: CaptureSpec, options: PlanOptions
+    names: list[str],
+    lengths: np.ndarray,
+    segments: Segments | None,
+    *,
+    shard_id: str,
+    spec: CaptureSpec,
+    options: PlanOptions,
 ) -> int:
     """Return a shard's bytes beside its states: prefix recaptures, headers, receipts."""
     recaptures = choose_recaptures(
@@ -297,6 +329,7 @@ def _extra_bytes(
         shard_id=shard_id,
         fraction=options.recapture_fraction,
         minimum=options.recapture_minimum,
+        segments=segments,
     )
     recapture_bytes = spec.shard_bytes(
         samples=len(recaptures), tokens=sum(rows for _, rows in recaptures)

@@ -8,10 +8,13 @@ import math
 from collections.abc import Collection, Sequence
 
 from draftstates.ids import keyed_fraction
+from draftstates.plan.prefixes import Segments
 
 # least rows of a prefix, in samples that have this many: the first tokens of a conversation are
 # often the template's, and the same in all samples
 SHORTEST = 32
+# shared rows beyond which not every prefix reaches
+REACH = 512
 
 
 def choose_recaptures(
@@ -22,6 +25,7 @@ def choose_recaptures(
     fraction: float,
     minimum: int,
     copied: Collection[int] = (),
+    segments: Segments | None = None,
 ) -> list[tuple[int, int]]:
     """Choose a shard's prefix recaptures.
 
@@ -33,6 +37,10 @@ def choose_recaptures(
         minimum: least number of prefix recaptures of a shard that has at least this many samples.
         copied: positions of samples whose rows were copied. They were recaptured in their first
             shard, so the other samples are chosen first.
+        segments: places of the samples' rows, where some share rows. A prefix of a sample that
+            shares n rows reaches beyond them with probability `REACH` / n, so that its own rows are
+            recaptured too, which may have been computed behind cached keys. So this costs at most
+            `REACH` tokens more in the mean.
 
     Returns:
         Pairs (position in the shard, rows of the prefix), ascending by position, with 1 <= rows <=
@@ -54,11 +62,21 @@ def choose_recaptures(
         ]
     )
     return [
-        (position, _prefix_rows(sample_ids[position], lengths[position], shard_id))
+        (
+            position,
+            _prefix_rows(
+                sample_ids[position],
+                lengths[position],
+                shard_id,
+                shared=segments.shared(position) if segments else 0,
+            ),
+        )
         for position in chosen
     ]
 
 
-def _prefix_rows(name: str, length: int, shard_id: str) -> int:
-    draw = keyed_fraction(name, key=f"prefix:{shard_id}")
-    return min(length, int(SHORTEST / (1 - draw)))
+def _prefix_rows(name: str, length: int, shard_id: str, *, shared: int) -> int:
+    rows = int(SHORTEST / (1 - keyed_fraction(name, key=f"prefix:{shard_id}")))
+    if keyed_fraction(name, key=f"reach:{shard_id}") * shared < REACH:
+        rows += shared
+    return min(length, rows)

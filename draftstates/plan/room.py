@@ -85,8 +85,9 @@ def kept_bytes(shard: PlannedShard, *, spec: CaptureSpec, form: str | None) -> i
     row = states * (spec.hidden_size + _SCALE_BYTES)
     if spec.final_state and form.endswith("top-token"):
         row += math.ceil(_WHOLE_SHARE * (spec.final_row_bytes + OFFSET_BYTES))
-    tokens = shard.tokens * (row + spec.token_bytes - spec.row_bytes)
-    return tokens + 3 * (shard.samples + 1) * OFFSET_BYTES
+    rows = shard.tokens - shard.shared_tokens
+    # the states of each row in another form, and two more tensors of offsets
+    return shard.bytes + rows * (row - spec.row_bytes) + 2 * (shard.samples + 1) * OFFSET_BYTES
 
 
 def work_bytes(sizes: Iterable[int], *, form: str | None) -> int:

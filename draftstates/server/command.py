@@ -49,6 +49,7 @@ def server_settings(config: Configuration, *, spec: CaptureSpec, plan: Path) -> 
     selftest += ["--address", "{address}", "--plan", str(plan.resolve())]
     selftest += ["--model", str(config.model.path.resolve()), "--root", str(results)]
     selftest += ["--parity-tokens", str(config.checks.parity_tokens)]
+    selftest += ["--radix-cache"] if config.capture.reuse_prefixes else []
     selftest += ["--output", str(attestation_path(config))]
     return _settings(
         config,
@@ -113,7 +114,8 @@ def sglang_command(config: Configuration, *, spec: CaptureSpec) -> list[str]:
     command = _engine_command(config, dtype=spec.compute_dtype)
     # Without the radix cache, SGLang skips no row. A replayed graph runs no Python, so a prefill in
     # a graph cannot be captured; graphs for decoding are not needed, because nothing is decoded.
-    command += ["--disable-radix-cache", "--cuda-graph-backend-prefill", "disabled"]
+    command += [] if config.capture.reuse_prefixes else ["--disable-radix-cache"]
+    command += ["--cuda-graph-backend-prefill", "disabled"]
     command += ["--cuda-graph-backend-decode", "disabled"]
     return [*command, *spec.engine_args, *config.server.args]
 

@@ -1,7 +1,7 @@
 """Compact shards: the samples of verified shards in fewer bytes, read through `ShardDataset`.
 
-A compact shard is a safetensors file like a shard. It has S samples with T rows, F of them with a
-final state, and these tensors:
+A compact shard is a safetensors file like a shard. It has S samples with T tokens in R rows, F of
+them with a final state, and these tensors:
 
 | tensor               | dtype, shape                   |
 | -------------------- | ------------------------------ |
@@ -9,26 +9,31 @@ final state, and these tensors:
 | `loss_mask`          | uint8 [T]                      |
 | `offsets`            | int64 [S+1]                    |
 | `final_offsets`      | int64 [S+1]                    |
-| `hidden_states`      | stored dtype or e4m3 [T, K, H] |
+| `segment_offsets`    | int64 [S+1]                    | where samples share rows
+| `segments`           | int64 [G, 2]                   | where samples share rows
+| `hidden_states`      | stored dtype or e4m3 [R, K, H] |
 | `final_hidden_state` | stored dtype or e4m3 [F, H]    |
-| `hidden_scales`      | float32 [T, K]                 | where the layers are e4m3
+| `hidden_scales`      | float32 [R, K]                 | where the layers are e4m3
 | `final_scales`       | float32 [F]                    | where the final state is e4m3
 | `exact_offsets`      | int64 [S+1]                    |
 | `exact_rows`         | int64 [E]                      |
 | `exact_final`        | stored dtype [E, H]            |
 
-The rows of sample i are offsets[i]:offsets[i+1]; final_offsets counts the rows of its final states
-in the same way. A value is code * scale. Where e4m3 would change the most likely token of a final
-state, the state is stored in full too: exact_rows[exact_offsets[i]:exact_offsets[i+1]] are the
-places of these E rows among sample i's final states.
+The tokens of sample i are offsets[i]:offsets[i+1], and its rows as in a shard (see `layout`).
+final_offsets counts the final states of the samples' own rows in the same way. A value is code *
+scale. Where e4m3 would change the most likely token of a final state, the state is stored in full
+too: exact_rows[exact_offsets[i]:exact_offsets[i+1]] are the places of these E rows among the final
+states of sample i's own rows.
 
 Where only supervised rows keep their final state, the kept rows are those that a loss reads: each
-supervised row and its neighbours, since trainers shift the tokens by one. The other final states
-read as zeros. The layers stay whole: a drafter attends to all rows.
+supervised row and its neighbours, since trainers shift the tokens by one, of any sample that has
+the row. The other final states read as zeros, also in a sample that shares a kept row and reads no
+loss there. The layers stay whole: a drafter attends to all rows.
 """
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import shlex
 from collections.abc import Callable, Iterator
@@ -41,11 +46,20 @@ from safetensors import SafetensorError, safe_open
 
 from draftstates.errors import UserError
 from draftstates.files import check_version
-from draftstates.shards.layout import Shard, safetensors_header, sample_checksum, whole_states
+from draftstates.plan.prefixes import Segments, shard_id
+from draftstates.shards.layout import (
+    Shard,
+    joined,
+    safetensors_header,
+    sample_checksum,
+    whole_states,
+)
 from draftstates.spec import torch_dtype
 
 FORMAT = "draftstates.compact"
 FORMAT_VERSION = 2
+# version of a file whose samples share rows
+SHARED_VERSION = 3
 _E4M3_MAX = 448.0
 _E4M3 = "F8_E4M3"
 # a function from final states [n, H] to the most likely tokens [n]
@@ -109,26 +123,45 @@ def rows_of_loss(loss_mask: np.ndarray) -> np.ndarray:
     return needed
 
 
+def needed_finals(
+    loss_mask: np.ndarray, offsets: np.ndarray, segments: Segments, storage: Storage
+) -> np.ndarray:
+    """Return True for each row of a shard whose final state is kept, bool [R].
+
+    Args:
+        loss_mask: of all samples in sequence, [T].
+        offsets: tokens of sample i are offsets[i]:offsets[i+1].
+        segments: places of the samples' rows.
+    """
+    if not storage.supervised_rows:
+        return np.ones(segments.rows, dtype=bool)
+    needed = np.zeros(segments.rows, dtype=bool)
+    for index, (first, end) in enumerate(itertools.pairwise(offsets.tolist())):
+        needed[segments.row_numbers(index)[rows_of_loss(loss_mask[first:end])]] = True
+    return needed
+
+
 def compact_sample(
-    shard: Shard, index: int, storage: Storage, top_token: TopToken | None
+    shard: Shard, index: int, storage: Storage, top_token: TopToken | None, needed: np.ndarray
 ) -> dict[str, torch.Tensor]:
-    """Return the states of one sample as a compact shard holds them.
+    """Return the states of one sample's own rows as a compact shard holds them.
 
     Args:
         shard: shard that holds the sample.
         index: position of the sample in the shard.
         storage: form in which to store the states.
         top_token: function that `keep_top_token` needs; not used otherwise.
+        needed: rows whose final state is kept, of `needed_finals`.
     """
-    sample = shard.sample(index)
-    found = {name: sample[name] for name in shard.header.states()}
+    first, end = shard.rows(index)
+    found = {name: shard.state_rows(name, first, end) for name in shard.header.states()}
     if storage.fp8 and "hidden_states" in found:
         found["hidden_states"], found["hidden_scales"] = quantise(found["hidden_states"])
     final = found.get("final_hidden_state")
     if final is None:
         return found
     if storage.supervised_rows:
-        final = final[torch.from_numpy(rows_of_loss(sample["loss_mask"].numpy()))]
+        final = final[torch.from_numpy(needed[first:end])]
     found["final_hidden_state"] = final
     if storage.fp8 == "all":
         found["final_hidden_state"], found["final_scales"] = quantise(final)
@@ -148,11 +181,9 @@ def write_compact(
     The caller gives the file its final name.
     """
     finals = "final_hidden_state" in source.header.states()
-    kept = [
-        int(rows_of_loss(source.loss_mask[a:b]).sum()) if storage.supervised_rows else b - a
-        for a, b in zip(source.offsets[:-1].tolist(), source.offsets[1:].tolist(), strict=True)
-    ]
-    kept = kept if finals else [0] * len(source)
+    needed = needed_finals(source.loss_mask, source.offsets, source.segments, storage)
+    counts = np.add.reduceat(needed, source.segments.ends[:-1], dtype=np.int64).tolist()
+    kept = counts if finals else [0] * len(source)
     metadata = _metadata(source, storage)
 
     def header(*, exact: int, length: int = 0) -> tuple[bytes, dict[str, int]]:
@@ -170,11 +201,15 @@ def write_compact(
             at[name] += file.write(values)
 
         put("offsets", np.ascontiguousarray(source.offsets).tobytes())
+        if source.shares_rows:
+            put("segment_offsets", np.ascontiguousarray(source.segments.offsets).tobytes())
+            put("segments", np.ascontiguousarray(source.segments.places).tobytes())
         put("final_offsets", _running_sum(kept))
         put("input_ids", np.ascontiguousarray(source.input_ids).tobytes())
         put("loss_mask", np.ascontiguousarray(source.loss_mask).tobytes())
         for index in range(len(source)):
-            for name, tensor in compact_sample(source, index, storage, top_token).items():
+            stored = compact_sample(source, index, storage, top_token, needed)
+            for name, tensor in stored.items():
                 if name in exact:
                     exact[name].append(tensor)
                 else:
@@ -200,14 +235,17 @@ def _shapes(
         finals: number of final states that are kept.
         exact: number of final states that are stored in full beside their e4m3 codes.
     """
-    stored, rows, samples = source.header.dtype, len(source.input_ids), len(source)
-    row_shapes = source.header.row_shapes()
+    stored, rows, samples = source.header.dtype, source.header.rows, len(source)
+    row_shapes, tokens = source.header.row_shapes(), len(source.input_ids)
     shapes = {
         "offsets": ("I64", [samples + 1]),
         "final_offsets": ("I64", [samples + 1]),
-        "input_ids": ("I32", [rows]),
-        "loss_mask": ("U8", [rows]),
+        "input_ids": ("I32", [tokens]),
+        "loss_mask": ("U8", [tokens]),
     }
+    if source.shares_rows:
+        shapes["segment_offsets"] = ("I64", [samples + 1])
+        shapes["segments"] = ("I64", [len(source.segments.places), 2])
     if "hidden_states" in row_shapes:
         layers, width = row_shapes["hidden_states"]
         shapes["hidden_states"] = (_E4M3 if storage.fp8 else stored, [rows, layers, width])
@@ -230,7 +268,7 @@ def _shapes(
 def _metadata(source: Shard, storage: Storage) -> dict[str, str]:
     own = {
         "format": FORMAT,
-        "format_version": str(FORMAT_VERSION),
+        "format_version": str(SHARED_VERSION if source.shares_rows else FORMAT_VERSION),
         "storage": storage.text,
         "stored_dtype": source.stored_dtype,
     }
@@ -260,12 +298,13 @@ class CompactShard:
                 f"{self.path}: not a whole safetensors file: {error}; {self._remedy}"
             ) from error
         self.metadata: dict[str, str] = self._file.metadata() or {}
-        version = self.metadata.get("format_version", "")
+        text = self.metadata.get("format_version", "")
+        version = int(text) if text.isdigit() else text
         check_version(
             self.path,
             what="a compact shard",
-            expected=(FORMAT, FORMAT_VERSION),
-            found=(self.metadata.get("format"), int(version) if version.isdigit() else version),
+            expected=(FORMAT, SHARED_VERSION if version == SHARED_VERSION else FORMAT_VERSION),
+            found=(self.metadata.get("format"), version),
             remedy=self._remedy,
         )
         with self._named("its header"):
@@ -303,6 +342,21 @@ class CompactShard:
         return self._file.get_tensor("offsets").numpy()
 
     @cached_property
+    def _segments(self) -> Segments:
+        if "segments" not in self._names:
+            return Segments.unshared(np.diff(self._offsets))
+        names = ("segment_offsets", "segments")
+        found = Segments(*(self._file.get_tensor(name).numpy() for name in names))
+        if shard_id(json.loads(self.metadata["sample_ids"]), found) != self.metadata["shard_id"]:
+            raise ValueError("its segments are not those of its shard id")
+        return found
+
+    @cached_property
+    def _needed(self) -> np.ndarray:
+        mask = self._file.get_tensor("loss_mask").numpy()
+        return needed_finals(mask, self._offsets, self._segments, self.storage)
+
+    @cached_property
     def _final_offsets(self) -> np.ndarray:
         return self._file.get_tensor("final_offsets").numpy()
 
@@ -325,8 +379,8 @@ class CompactShard:
         return self._file.get_tensor("exact_offsets").numpy()
 
     def stored(self, index: int) -> dict[str, torch.Tensor]:
-        """Return the states of sample `index` as the file holds them."""
-        rows = slice(int(self._offsets[index]), int(self._offsets[index + 1]))
+        """Return the states of sample `index`'s own rows as the file holds them."""
+        rows = slice(*self._segments.ends[index : index + 2].tolist())
         final = slice(int(self._final_offsets[index]), int(self._final_offsets[index + 1]))
         places = {"hidden_states": rows, "final_hidden_state": final}
         places |= {"hidden_scales": rows, "final_scales": final}
@@ -344,11 +398,27 @@ class CompactShard:
 
         What is not captured has K = 0, or is None.
         """
-        with self._named(f"sample {index}"):
-            return self._states(index)
+        return joined(self.pieces(index))
 
-    def _states(self, index: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        stored = self.stored(index)
+    def pieces(self, index: int) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+        """Return the states of sample `index` by the samples whose own rows they are.
+
+        See `Shard.pieces`.
+        """
+        with self._named(f"sample {index}"):
+            ends = self._segments.ends
+            found = [
+                self._rows(owner, row - int(ends[owner]), count)
+                for first, rows in self._segments.of_sample(index)
+                for owner, row, count in self._segments.owners_of(first, rows)
+            ]
+            if self.storage.supervised_rows:
+                self._zero_the_unread(index, [final for _, final in found])
+            return found
+
+    def _rows(self, owner: int, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the states of some of a sample's own rows, from its own row `first` on."""
+        stored, end = self.stored(owner), first + count
         for name, scales in (
             ("hidden_states", "hidden_scales"),
             ("final_hidden_state", "final_scales"),
@@ -358,16 +428,30 @@ class CompactShard:
         final = stored.get("final_hidden_state")
         if "exact_rows" in stored:
             final[stored["exact_rows"]] = stored["exact_final"]
+        own = slice(*self._segments.ends[owner : owner + 2].tolist())
         if self.storage.supervised_rows and final is not None:
-            whole = final.new_zeros((self.length(index), final.shape[-1]))
-            whole[torch.from_numpy(rows_of_loss(self.tokens(index)[1]))] = final
+            whole = final.new_zeros((own.stop - own.start, final.shape[-1]))
+            whole[torch.from_numpy(self._needed[own])] = final
             stored["final_hidden_state"] = whole
-        return whole_states(stored)
+        hidden, final = whole_states(stored)
+        return hidden[first:end], None if final is None else final[first:end]
+
+    def _zero_the_unread(self, index: int, finals: list[torch.Tensor | None]) -> None:
+        """Zero the final states that no loss of the sample reads, but that of another one does."""
+        needed, at = rows_of_loss(self.tokens(index)[1]), 0
+        for final in finals:
+            if final is not None:
+                final[torch.from_numpy(~needed[at : at + len(final)])] = 0
+                at += len(final)
 
     def checksum(self, index: int) -> str:
-        """Return the checksum of sample `index` over its stored tensors (see `sample_checksum`)."""
+        """Return the checksum of all that sample `index` is read from (see `sample_checksum`).
+
+        Those are the stored tensors of the own rows of each sample that has some of its rows.
+        """
         with self._named(f"sample {index}"):
-            return sample_checksum(*map(_bytes, self.stored(index).values()))
+            parts = [self.stored(owner) for owner in (*self._segments.owners(index), index)]
+            return sample_checksum(*(_bytes(each) for part in parts for each in part.values()))
 
 
 def open_shard(path: Path, *, compact: bool) -> CompactShard | Shard:

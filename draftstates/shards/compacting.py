@@ -22,6 +22,7 @@ from draftstates.shards.compact import (
     Storage,
     TopToken,
     compact_sample,
+    needed_finals,
     write_compact,
 )
 from draftstates.shards.layout import Shard
@@ -94,8 +95,10 @@ def check_compact(
         UserError: names the sample that differs.
     """
     compact = CompactShard(path)
+    needed = needed_finals(source.loss_mask, source.offsets, source.segments, storage)
     for index, sample_id in enumerate(source.header.sample_ids):
-        expected, found = compact_sample(source, index, storage, top_token), compact.stored(index)
+        expected = compact_sample(source, index, storage, top_token, needed)
+        found = compact.stored(index)
         tokens = all(
             np.array_equal(a, b)
             for a, b in zip(compact.tokens(index), source.tokens(index), strict=True)

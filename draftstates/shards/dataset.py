@@ -247,14 +247,19 @@ class ShardDataset(Dataset):
         """
         return f"{self.sample_id(i)}-{self.index.checksums[i].as_py()}"
 
-    def states(self, i: int) -> States:
-        """Return sample i before a trainer's names are given to its tensors."""
+    def _checked(self, i: int) -> tuple[ShardReader, int]:
+        """Return the shard of sample i and the sample's position there, compared if asked for."""
         shard, position = self._locate(i)
         if self._verify and shard.checksum(position) != self.index.checksums[i].as_py():
             raise UserError(
                 f"{shard.path}: sample {self.sample_id(i)} does not have the checksum that the"
                 f" manifest says; {capture_again(shard.path)}"
             )
+        return shard, position
+
+    def states(self, i: int) -> States:
+        """Return sample i before a trainer's names are given to its tensors."""
+        shard, position = self._checked(i)
         hidden, final = shard.states(position)
         input_ids, loss_mask = self._tokens(i, shard, position)
         return States(
@@ -264,6 +269,41 @@ class ShardDataset(Dataset):
             final=self._final(hidden, final),
             final_norm=self.final_norm,
         )
+
+    def batch(self, numbers: Sequence[int]) -> dict[str, torch.Tensor]:
+        """Return samples as `pad_batch` collates them, under our names.
+
+        Rows go from the file straight into the batch. An item whose rows lie in several places is a
+        copy of them, which `pad_batch` would copy once more. As the `collate_fn` of a `DataLoader`
+        over `range(len(dataset))`, it reads in the workers.
+        """
+        tokens = [self.tokens(i) for i in numbers]
+        lengths = [len(input_ids) for input_ids, _ in tokens]
+        shape = len(tokens), max(lengths)
+        width, dtype = self.capture.hidden_size, self.capture.torch_dtype
+        found = {
+            "lengths": torch.tensor(lengths),
+            "input_ids": torch.zeros(shape, dtype=torch.int64),
+            "loss_mask": torch.zeros(shape, dtype=torch.bool),
+            "hidden_states": torch.zeros((*shape, len(self.residual_layers), width), dtype=dtype),
+            "final_hidden_state": torch.zeros((*shape, width), dtype=dtype),
+        }
+        slots = range(len(self.residual_layers)) if self._slots is None else self._slots
+        for row, i in enumerate(numbers):
+            for name, values in zip(("input_ids", "loss_mask"), tokens[row], strict=True):
+                found[name][row, : lengths[row]] = torch.from_numpy(values)
+            shard, position = self._checked(i)
+            begin = 0
+            for hidden, final in shard.pieces(position):
+                span = slice(begin, begin := begin + len(hidden))
+                for place, slot in enumerate(slots):
+                    found["hidden_states"][row, span, place] = hidden[:, slot]
+                if (final := self._final(hidden, final)) is None:
+                    # it is not captured
+                    found.pop("final_hidden_state", None)
+                else:
+                    found["final_hidden_state"][row, span] = final
+        return found
 
     @overload
     def __getitem__(self, i: int) -> dict[str, torch.Tensor]: ...

@@ -5,11 +5,17 @@ no final state (`CaptureSpec.final_state`): then the file lacks the tensor.
 
 | tensor               | dtype, shape              |
 | -------------------- | ------------------------- |
-| `offsets`            | int64 [S+1]               | rows of sample i are offsets[i]:offsets[i+1]
-| `hidden_states`      | stored dtype [T, K, H]    | r_k in ascending k; may miss
-| `final_hidden_state` | stored dtype [T, H]       | pre- or post-norm: `final_norm`; may miss
+| `offsets`            | int64 [S+1]               | tokens of sample i are offsets[i]:offsets[i+1]
+| `hidden_states`      | stored dtype [R, K, H]    | r_k in ascending k; may miss
+| `final_hidden_state` | stored dtype [R, H]       | pre- or post-norm: `final_norm`; may miss
 | `input_ids`          | int32 [T]                 |
 | `loss_mask`          | uint8 [T]                 | 1 = a supervised token
+
+Format version 2 has a row for each token: R = T, and `offsets` are those of the rows too. Where
+samples that begin alike share rows, the version is 3, R < T, and two tensors follow `offsets`:
+
+| `segment_offsets`    | int64 [S+1]               | segments of each sample, as `offsets`
+| `segments`           | int64 [G, 2]              | first row and number of rows of each
 
 This module alone knows the layout; any safetensors reader opens the file. The module imports torch
 only where states are read: the import takes seconds, and thousands of jobs lay shards out.
@@ -34,16 +40,22 @@ import xxhash
 from draftstates import ids
 from draftstates.errors import UserError
 from draftstates.files import check_version
+from draftstates.plan.prefixes import Segments, shard_id
 from draftstates.spec import FORMAT_VERSION, STORED_DTYPES, CaptureSpec, torch_dtype
 
 if TYPE_CHECKING:
     import torch
 
 FORMAT = "draftstates.shard"
+# version of a file whose samples share rows; it is not in the capture key, since the rows are the
+# same numbers, and a shard id says which rows are shared
+SHARED_VERSION = FORMAT_VERSION + 1
 # the tensors that the server fills, in the order of the file; a capture may lack one of them
 _STATES = ("hidden_states", "final_hidden_state")
 # bytes of an element by safetensors' name of its number format
 _ITEM_BYTES = {**dict(STORED_DTYPES.values()), "F8_E4M3": 1, "I32": 4, "I64": 8, "U8": 1, "BOOL": 1}
+# numpy's name of the formats of what is no state
+_NUMBERS = {"I32": "<i4", "I64": "<i8", "U8": np.uint8}
 # the first row starts on a page, so that aligned writes stay aligned
 _HEADER_ALIGNMENT = 4096
 # metadata that the readers of a header use, beside format and version
@@ -105,6 +117,7 @@ def create(
     lengths: Sequence[int],
     input_ids: np.ndarray,
     loss_mask: np.ndarray,
+    segments: Segments | None = None,
 ) -> ShardHeader:
     """Lay out a shard: write header and tokens, reserve the bytes of the states on the disk.
 
@@ -116,41 +129,46 @@ def create(
         lengths: tokens of each sample, S numbers whose sum is T.
         input_ids: ids of all samples, int [T].
         loss_mask: mask values of all samples, 0 or 1 [T].
+        segments: places of the samples' rows; None where each token has a row of its own.
 
     Raises:
         UserError: the disk has no room; then no file remains.
     """
-    rows = int(sum(lengths))
-    if rows != len(input_ids) or rows != len(loss_mask) or len(lengths) != len(sample_ids):
+    tokens = int(sum(lengths))
+    if tokens != len(input_ids) or tokens != len(loss_mask) or len(lengths) != len(sample_ids):
         raise ValueError(
-            f"{len(sample_ids)} samples of {rows} tokens, but {len(input_ids)} ids and"
+            f"{len(sample_ids)} samples of {tokens} tokens, but {len(input_ids)} ids and"
             f" {len(loss_mask)} mask values"
         )
-    offsets = np.concatenate([[0], np.cumsum(np.asarray(lengths, dtype=np.int64))]).astype("<i8")
-    shape = (rows, len(spec.residual_layers), spec.hidden_size)
-    code, _ = STORED_DTYPES[spec.stored_dtype]
+    values = {
+        "offsets": np.concatenate([[0], np.cumsum(np.asarray(lengths, dtype=np.int64))]),
+        "input_ids": input_ids,
+        "loss_mask": loss_mask,
+    }
+    if segments:
+        values |= {"segment_offsets": segments.offsets, "segments": segments.places}
     text, size = _header(
-        _metadata(spec, shard_id, sample_ids),
-        dtype=code,
-        shape=shape,
+        _metadata(
+            spec, shard_id, sample_ids, version=SHARED_VERSION if segments else FORMAT_VERSION
+        ),
+        dtype=STORED_DTYPES[spec.stored_dtype][0],
+        shape=(
+            segments.rows if segments else tokens,
+            len(spec.residual_layers),
+            spec.hidden_size,
+        ),
         samples=len(sample_ids),
+        tokens=tokens,
+        segments=len(segments.places) if segments else None,
         final=spec.final_state,
     )
     _write_layout(path, text, size)
     header = read_header(path)
     with open(path, "r+b") as file:
-        for tensor, values in (
-            ("offsets", offsets),
-            ("input_ids", input_ids),
-            ("loss_mask", loss_mask),
-        ):
-            file.seek(header.tensors[tensor][2])
-            file.write(
-                np.ascontiguousarray(
-                    values,
-                    dtype={"offsets": "<i8", "input_ids": "<i4", "loss_mask": np.uint8}[tensor],
-                ).data
-            )
+        for tensor, content in values.items():
+            code, _, begin, _ = header.tensors[tensor]
+            file.seek(begin)
+            file.write(np.ascontiguousarray(content, dtype=_NUMBERS[code]).data)
     return header
 
 
@@ -160,6 +178,8 @@ def _header(
     dtype: str,
     shape: tuple[int, int, int],
     samples: int,
+    tokens: int,
+    segments: int | None,
     final: bool,
 ) -> tuple[bytes, int]:
     """Return the bytes of a shard's header, and the size of the whole file.
@@ -167,17 +187,21 @@ def _header(
     Args:
         metadata: metadata of the shard.
         dtype: safetensors' name of the states' number format.
-        shape: shape of `hidden_states`, [T, K, H].
+        shape: shape of `hidden_states`, [R, K, H].
         samples: number of samples.
+        tokens: number of tokens.
+        segments: number of segments; None where each token has a row of its own.
         final: whether it holds final states.
     """
     rows, layers, hidden = shape
+    places = {"segment_offsets": ("I64", [samples + 1]), "segments": ("I64", [segments, 2])}
     tensors = {
         "offsets": ("I64", [samples + 1]),
+        **(places if segments is not None else {}),
         **({"hidden_states": (dtype, [*shape])} if layers else {}),
         **({"final_hidden_state": (dtype, [rows, hidden])} if final else {}),
-        "input_ids": ("I32", [rows]),
-        "loss_mask": ("U8", [rows]),
+        "input_ids": ("I32", [tokens]),
+        "loss_mask": ("U8", [tokens]),
     }
     header, _, size = safetensors_header(tensors, metadata, alignment=_HEADER_ALIGNMENT)
     return header, size
@@ -213,10 +237,12 @@ def safetensors_header(
     return header, {name: start + begin for name, begin in begins.items()}, start + at
 
 
-def _metadata(spec: CaptureSpec, shard_id: str, sample_ids: Sequence[str]) -> dict[str, str]:
+def _metadata(
+    spec: CaptureSpec, shard_id: str, sample_ids: Sequence[str], *, version: int
+) -> dict[str, str]:
     return {
         "format": FORMAT,
-        "format_version": str(FORMAT_VERSION),
+        "format_version": str(version),
         "residual_layers": json.dumps(list(spec.residual_layers)),
         "final_norm": spec.final_norm,
         "model": spec.model,
@@ -256,11 +282,13 @@ def read_header(path: Path) -> ShardHeader:
     try:
         entries = json.loads(text)
         metadata = entries.pop("__metadata__")
+        version = int(metadata["format_version"])
+        shares = version == SHARED_VERSION
         check_version(
             path,
             what="a shard",
-            expected=(FORMAT, FORMAT_VERSION),
-            found=(metadata["format"], int(metadata["format_version"])),
+            expected=(FORMAT, version if shares else FORMAT_VERSION),
+            found=(metadata["format"], version),
             remedy="run: snakemake --cores all --forcerun plan",
         )
         for name in _NEEDED:
@@ -268,11 +296,14 @@ def read_header(path: Path) -> ShardHeader:
                 raise TypeError(f"{name}: expected text, found {metadata[name]!r:.60}")
         states = entries[min(_STATES, key=lambda name: name not in entries)]
         layers, names = json.loads(metadata["residual_layers"]), json.loads(metadata["sample_ids"])
+        shape = (states["shape"][0], len(layers), states["shape"][-1])
         expected, whole = _header(
             metadata,
             dtype=states["dtype"],
-            shape=(states["shape"][0], len(layers), states["shape"][-1]),
+            shape=shape,
             samples=len(names),
+            tokens=entries["input_ids"]["shape"][0] if shares else shape[0],
+            segments=entries["segments"]["shape"][0] if shares else None,
             final="final_hidden_state" in entries,
         )
         start = 8 + length
@@ -317,16 +348,25 @@ def _first_other_bytes(expected: bytes, found: bytes) -> str:
 
 
 class Shard:
-    """A shard opened for reading through memory maps: a page is read when it is first used."""
+    """A shard opened for reading through memory maps: a page is read when it is first used.
+
+    Attributes:
+        offsets: tokens of sample i are offsets[i]:offsets[i+1], int64 [S+1].
+        segments: places of the samples' rows.
+
+    Raises:
+        UserError: the file is no whole shard, or its segments are not those of its shard id.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
         self.header = read_header(self.path)
         self.metadata = self.header.metadata
         self._bytes = np.memmap(self.path, dtype=np.uint8, mode="r")
-        self.offsets = self._array("offsets", "<i8")
-        self.input_ids = self._array("input_ids", "<i4")
-        self.loss_mask = self._array("loss_mask", np.uint8)
+        self.offsets = self._array("offsets")
+        self.input_ids = self._array("input_ids")
+        self.loss_mask = self._array("loss_mask")
+        self.segments = self._read_segments()
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -337,9 +377,25 @@ class Shard:
         code = self.header.dtype
         return next(name for name, (found, _) in STORED_DTYPES.items() if found == code)
 
-    def _array(self, name: str, dtype: object) -> np.ndarray:
-        _, shape, begin, end = self.header.tensors[name]
-        return self._bytes[begin:end].view(dtype).reshape(shape)
+    @property
+    def shares_rows(self) -> bool:
+        return "segments" in self.header.tensors
+
+    def _array(self, name: str) -> np.ndarray:
+        code, shape, begin, end = self.header.tensors[name]
+        return self._bytes[begin:end].view(_NUMBERS[code]).reshape(shape)
+
+    def _read_segments(self) -> Segments:
+        if not self.shares_rows:
+            return Segments.unshared(np.diff(self.offsets))
+        found = Segments(self._array("segment_offsets"), self._array("segments"))
+        # a reader that trusts them would give a sample the rows of another
+        if shard_id(self.header.sample_ids, found) != self.metadata["shard_id"]:
+            raise UserError(
+                f"{self.path}: its samples and their segments are not those of shard"
+                f" {self.metadata['shard_id']}"
+            )
+        return found
 
     def state_rows(self, name: str, first: int, end: int) -> torch.Tensor:
         """Return rows first:end of `hidden_states` [n, K, H] or `final_hidden_state` [n, H].
@@ -352,27 +408,39 @@ class Shard:
         return _as_tensor(flat, torch_dtype(self.stored_dtype)).reshape(end - first, *shape[1:])
 
     def rows(self, index: int) -> tuple[int, int]:
-        """Return the first row and the end row of sample `index`."""
-        return int(self.offsets[index]), int(self.offsets[index + 1])
+        """Return the first row and the end row of sample `index`'s own rows.
+
+        Those are all of its rows but the ones that it shares with an earlier sample.
+        """
+        return int(self.segments.ends[index]), int(self.segments.ends[index + 1])
 
     def length(self, index: int) -> int:
         """Return the number of tokens of sample `index`."""
-        first, end = self.rows(index)
-        return end - first
+        return int(self.offsets[index + 1] - self.offsets[index])
 
     def tokens(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """Return `input_ids` int32 [n] and `loss_mask` uint8 [n] of sample `index`."""
-        first, end = self.rows(index)
-        return self.input_ids[first:end].copy(), self.loss_mask[first:end].copy()
+        span = slice(self.offsets[index], self.offsets[index + 1])
+        return self.input_ids[span].copy(), self.loss_mask[span].copy()
+
+    def pieces(self, index: int) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+        """Return the states of sample `index` by segment, in the order of its tokens.
+
+        Each is a pair of layers [n, K, H] and final state [n, H], both private maps of the file.
+        What is not captured has K = 0, or is None.
+        """
+        return [
+            whole_states({name: self._map(name, first, first + n) for name in self.header.states()})
+            for first, n in self.segments.of_sample(index)
+        ]
 
     def states(self, index: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the layers [n, K, H] and the final state [n, H] of sample `index`.
 
-        They are private maps: a write to a state changes neither the file nor another state. What
-        is not captured has K = 0, or is None.
+        Of a sample in one segment they are private maps: a write to a state changes neither the
+        file nor another state. Of other samples they are copies.
         """
-        found = {name: self._map(name, *self.rows(index)) for name in self.header.states()}
-        return whole_states(found)
+        return joined(self.pieces(index))
 
     def _map(self, name: str, first: int, end: int) -> torch.Tensor:
         """Return rows as a private map of the file."""
@@ -396,26 +464,42 @@ class Shard:
         """
         import torch
 
-        first, end = self.rows(index)
         input_ids, loss_mask = self.tokens(index)
         return {
             "input_ids": torch.from_numpy(input_ids),
             "loss_mask": torch.from_numpy(loss_mask),
-            **{name: self.state_rows(name, first, end) for name in self.header.states()},
+            **{name: self.sample_rows(name, index) for name in self.header.states()},
         }
+
+    def sample_rows(self, name: str, index: int) -> torch.Tensor:
+        """Return the rows of sample `index`, shared ones included (see `state_rows`).
+
+        Of a sample in one segment they are a read-only view of the file, of others a copy.
+        """
+        import torch
+
+        views = [
+            self.state_rows(name, first, first + rows)
+            for first, rows in self.segments.of_sample(index)
+        ]
+        return views[0] if len(views) == 1 else torch.cat(views)
 
     def content_id(self, index: int) -> str:
         """Return the sample id of the tokens and the mask that the file holds for sample `index`.
 
         It equals the planned sample id where the two have not changed.
         """
-        first, end = self.rows(index)
-        return ids.sample_id(self.input_ids[first:end], self.loss_mask[first:end])
+        return ids.sample_id(*self.tokens(index))
 
     def checksum(self, index: int) -> str:
-        """Return the checksum of sample `index` on the disk (see `sample_checksum`)."""
-        first, end = self.rows(index)
-        return sample_checksum(*(self.row_bytes(name, first, end) for name in self.header.states()))
+        """Return the checksum of all rows of sample `index` on the disk (see `sample_checksum`)."""
+        digests = []
+        for name in self.header.states():
+            digest = xxhash.xxh3_128()
+            for first, rows in self.segments.of_sample(index):
+                digest.update(self.row_bytes(name, first, first + rows))
+            digests.append(digest)
+        return combined_checksum(*digests)
 
     def row_bytes(self, name: str, first: int, end: int) -> np.ndarray:
         """Return the bytes of rows first:end of `hidden_states` or `final_hidden_state`, uint8.
@@ -436,6 +520,18 @@ def whole_states(
     final = found.get("final_hidden_state")
     layers = found.get("hidden_states")
     return (final.new_empty(len(final), 0, final.shape[-1]) if layers is None else layers), final
+
+
+def joined(
+    pieces: Sequence[tuple[torch.Tensor, torch.Tensor | None]],
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the states of a sample from those of its segments (see `Shard.pieces`)."""
+    import torch
+
+    if len(pieces) == 1:
+        return pieces[0]
+    hidden, final = zip(*pieces, strict=True)
+    return torch.cat(hidden), None if final[0] is None else torch.cat(final)
 
 
 def _as_tensor(flat: np.ndarray, dtype: torch.dtype) -> torch.Tensor:

@@ -262,6 +262,7 @@ def _shard(planned: PlannedShard, found: _Kept, manifest: Path) -> ManifestShard
         samples=planned.samples,
         tokens=planned.tokens,
         supervised_tokens=planned.supervised_tokens,
+        shared_tokens=planned.shared_tokens,
         bytes=found.bytes,
         answered=planned.answered,
         checksum=found.checksum,

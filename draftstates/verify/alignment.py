@@ -196,7 +196,7 @@ def check_rows(
 def check_final(
     shard: Shard, index: int, *, layer: int, norm: FinalNorm | None, rounding: Rounding
 ) -> tuple[list[Finding], float]:
-    """Compare the final state of every row of a sample with r_N.
+    """Compare the final state of every row of a sample with r_N; shared rows are others' own.
 
     Args:
         layer: position of r_N among the captured layers.
@@ -206,6 +206,7 @@ def check_final(
         the first row at fault, and the largest distance as a share of its limit.
     """
     first, end = shard.rows(index)
+    shared = shard.segments.shared(index)
     step = max(1, _NORMED // shard.header.tensors["final_hidden_state"][1][1])
     largest, limit = 0.0, _final_limit(rounding) if norm else 0.0
     for start in range(first, end, step):
@@ -221,7 +222,7 @@ def check_final(
         if bad:
             row = bad[0]
             detail = (
-                f"row {start - first + row}: the final state differs from"
+                f"row {shared + start - first + row}: the final state differs from"
                 f" {'the norm of ' if norm else ''}r_{shard.header.residual_layers[layer]} by"
                 f" {distances[row]:.3g} of a row's norm (limit {limits[row]:.3g})"
             )

@@ -127,17 +127,17 @@ def _sampled(file: Shard, index: int, sampled: Mapping[str, SampledTokens]) -> _
     Raises:
         ValueError: it has other sampled tokens than the server that answered said.
     """
-    first, end = file.rows(index)
+    input_ids, loss_mask = file.tokens(index)
     name = file.header.sample_ids[index]
-    places = np.flatnonzero(file.loss_mask[first:end])
+    places = np.flatnonzero(loss_mask)
     said = sampled.get(name)
     if said is None or len(said.logprobs) != len(places) or not len(places) or not places[0]:
         count = "none" if said is None else len(said.logprobs)
         raise ValueError(
             f"expected a log probability for each of {len(places)} sampled tokens, found {count}"
         )
-    states = file.state_rows("final_hidden_state", first, end)
-    ids = file.input_ids[first:end][places].astype(np.int64)
+    states = file.sample_rows("final_hidden_state", index)
+    ids = input_ids[places].astype(np.int64)
     return _Tokens(
         name=name,
         states=states[torch.from_numpy(places - 1)],

@@ -69,14 +69,14 @@ def check_header(header: ShardHeader, *, spec: CaptureSpec, shard_id: str) -> It
 
 
 def check_layout(shard: Shard, *, samples: int, tokens: int) -> Iterator[Finding]:
-    """Compare the number of a shard's samples and rows with the plan."""
+    """Compare the number of a shard's samples, tokens and rows with the plan."""
     offsets = shard.offsets
     expected = {
         "samples": samples,
         "offsets": samples + 1,
         "first row": 0,
         "rows": tokens,
-        "rows of states": tokens,
+        "rows of states": shard.segments.rows if shard.shares_rows else tokens,
     }
     found = {
         "samples": len(shard.header.sample_ids),
@@ -89,11 +89,17 @@ def check_layout(shard: Shard, *, samples: int, tokens: int) -> Iterator[Finding
         yield Finding(check="counts", sample_id=None, detail=str(difference))
     if (np.diff(offsets) <= 0).any():
         yield Finding(check="counts", sample_id=None, detail="expected ascending offsets")
+    elif shard.shares_rows:
+        if (np.diff(offsets) != shard.segments.lengths).any():
+            detail = "expected segments of as many rows as each sample has tokens"
+            yield Finding(check="counts", sample_id=None, detail=detail)
+        elif fault := shard.segments.fault(shard.input_ids):
+            yield Finding(check="counts", sample_id=None, detail=f"segments: {fault}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scan:
-    """Result of reading one sample: the checksum of its states, and its faulty rows.
+    """Result of reading one sample's own rows: their checksum, and the faulty rows.
 
     A faulty row is one that no forward pass gives.
     """
@@ -103,12 +109,13 @@ class Scan:
 
 
 def scan_sample(shard: Shard, index: int) -> Scan:
-    """Read a sample's states once, in the file's order.
+    """Read a sample's own states once, in the file's order; shared ones are an earlier sample's.
 
     Returns:
         their checksum, and the rows that are not finite, all zero or constant.
     """
     first, end = shard.rows(index)
+    shared = shard.segments.shared(index)
     name, layers = shard.header.sample_ids[index], shard.header.residual_layers
     digests, faults = [], []
     for tensor in shard.header.states():
@@ -121,7 +128,7 @@ def scan_sample(shard: Shard, index: int) -> Scan:
             for position, fault in row_faults(bits.reshape(-1, bits.shape[-1]), states.dtype):
                 row, layer = divmod(position, bits.shape[1] if tensor == "hidden_states" else 1)
                 where = f"r_{layers[layer]}" if tensor == "hidden_states" else "the final state"
-                faults.append(f"row {start + row} of {where} is {fault}")
+                faults.append(f"row {shared + start + row} of {where} is {fault}")
         digests.append(digest)
     shown = "; ".join(faults[:_FAULTS_SHOWN]) + (
         f" (and {len(faults) - _FAULTS_SHOWN} more)" if len(faults) > _FAULTS_SHOWN else ""
@@ -131,7 +138,13 @@ def scan_sample(shard: Shard, index: int) -> Scan:
 
 
 def check_sample(
-    shard: Shard, index: int, *, receipt: SampleReceipt, scan: Scan, prefix: bool
+    shard: Shard,
+    index: int,
+    *,
+    receipt: SampleReceipt,
+    scan: Scan,
+    prefix: bool,
+    most_cached: int = 0,
 ) -> Iterator[Finding]:
     """Compare one sample's receipt with the rows and the ids in the file, and check its values.
 
@@ -139,18 +152,21 @@ def check_sample(
         scan: what `scan_sample` found; its checksum must be the one that the server took.
         prefix: the sample is a prefix recapture: its sample id is that of the whole sample, and it
             has no `prompt_tokens`.
+        most_cached: cached tokens that there may be.
     """
     first, end = shard.rows(index)
-    name, tokens = shard.header.sample_ids[index], shard.input_ids[first:end]
+    name, (tokens, _) = shard.header.sample_ids[index], shard.tokens(index)
+    cached = min(receipt.cached_tokens, most_cached)
     expected = {
         "sample_id": name,
         "first_row": first,
         "rows": end - first,
-        "cached_tokens": 0,
-        "ids_hash": ids.ids_hash(tokens),
+        "shared_rows": shard.segments.shared(index),
+        "cached_tokens": cached,
+        "ids_hash": ids.ids_hash(tokens[cached:]),
     }
     if not prefix:
-        expected["prompt_tokens"] = end - first
+        expected["prompt_tokens"] = len(tokens)
         content = shard.content_id(index)
         if content != name:
             yield Finding(

@@ -131,14 +131,12 @@ def _tensors(
 ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     """Yield name, recaptured rows [n, H] and the shard's rows of each captured state.
 
-    The shard's rows include the next row, if the sample has one.
+    The shard's rows include the next row, if the sample has one, and the rows that are an earlier
+    sample's: the recapture shows that those are this sample's too.
     """
-    start, stop = recaptures.rows(number)
-    first, end = shard.rows(index)
-    end = min(end, first + stop - start + 1)
     for tensor in shard.header.states():
-        again = recaptures.state_rows(tensor, start, stop)
-        rows = shard.state_rows(tensor, first, end)
+        again = recaptures.sample_rows(tensor, number)
+        rows = shard.sample_rows(tensor, index)[: len(again) + 1]
         if tensor == "final_hidden_state":
             yield "the final state", again, rows
             continue

@@ -298,6 +298,9 @@ def main() -> None:
     parser.add_argument(
         "--parity-tokens", type=int, required=True, help="tokens that parity's prompt may have"
     )
+    parser.add_argument(
+        "--radix-cache", action="store_true", help="the server keeps one: ask in new namespaces"
+    )
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
     address, plan = read_address(arguments.address), Plan.read(arguments.plan)
@@ -307,7 +310,7 @@ def main() -> None:
         url=address.url,
         api_key=address.api_key,
         root=arguments.root,
-        fresh_namespace=address.launcher == "external",
+        fresh_namespace=address.launcher == "external" or arguments.radix_cache,
     )
     try:
         attestation = attest(

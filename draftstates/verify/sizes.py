@@ -28,12 +28,13 @@ def sample_sizes(shard: Shard, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         norms float32 [P, L] of each r_k and then of the final state, as far as they are captured;
         indices of the components with the largest absolute value, int64 [P, L].
     """
-    first, end = shard.rows(index)
-    chosen = positions(end - first)
+    chosen = shard.segments.row_numbers(index)[positions(shard.length(index))]
     width = next(iter(shard.header.row_shapes().values()))[-1]
     rows = torch.cat(
         [
-            shard.state_rows(name, first, end)[chosen].float().view(len(chosen), -1, width)
+            shard.state_rows(name, 0, shard.header.rows)[chosen]
+            .float()
+            .view(len(chosen), -1, width)
             for name in shard.header.states()
         ],
         dim=1,

@@ -10,9 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from draftstates import ids
 from draftstates.containers import present_image
 from draftstates.errors import ShardRefused, UserError, capture_again, counted
 from draftstates.extract import protocol
@@ -21,6 +21,7 @@ from draftstates.model.family import has_known_norm
 from draftstates.model.final_norm import FinalNorm
 from draftstates.model.folder import ModelFolder
 from draftstates.model.head import Head, read_head
+from draftstates.plan.prefixes import shard_id
 from draftstates.plan.recaptures import choose_recaptures
 from draftstates.plan.shard_tokens import SampledTokens, read_sampled
 from draftstates.records import (
@@ -96,6 +97,14 @@ def verify_shard(
         recapture_scans = list(pool.map(lambda index: scan_sample(again, index), range(len(again))))
         sizes = list(pool.map(lambda index: sample_sizes(file, index), range(len(file))))
         finals = _check_finals(file, again, spec=spec, model=ModelFolder(model), pool=pool)
+        checksums = list(
+            pool.map(
+                lambda index: (
+                    file.checksum(index) if file.segments.shared(index) else scans[index].checksum
+                ),
+                range(len(file)),
+            )
+        )
     findings = _check_samples(file, received.samples, scans, prefix=False)
     findings += _check_samples(again, received.recaptures, recapture_scans, prefix=True)
     rounding = Rounding.of(spec)
@@ -118,6 +127,7 @@ def verify_shard(
         if planned.answered
         else ([], {}, 0)
     )
+    moved += _check_again(received.samples, limits=limits)
     _refuse(findings + misaligned + moved + untrue, shard, receipts=received.samples)
     return Verified(
         shard_id=planned.shard_id,
@@ -126,7 +136,7 @@ def verify_shard(
         images={**received.images, "verify": (present_image(),)},
         bytes=file.header.size,
         checksum=checksum.result(),
-        samples=_verified_samples(file, scans),
+        samples=_verified_samples(file, checksums),
         figures=Figures(
             recaptures=len(again),
             recaptured_tokens=again.header.rows,
@@ -197,7 +207,7 @@ def _check_structure(
     }
     found = {
         "shard_id": received.shard_id,
-        "shard_id of its samples": ids.shard_id(file.header.sample_ids),
+        "shard_id of its samples": shard_id(file.header.sample_ids, file.segments),
         "capture_key": received.capture_key,
         "receipts": len(received.samples),
     }
@@ -220,7 +230,7 @@ def _check_recapture_choice(
     names, offsets = file.header.sample_ids, file.offsets.tolist()
     lengths = [end - first for first, end in zip(offsets, offsets[1:], strict=False)]
     shard_id = file.header.metadata["shard_id"]
-    key = {"shard_id": shard_id, "copied": copied}
+    key = {"shard_id": shard_id, "copied": copied, "segments": file.segments}
     asked = choose_recaptures(
         names,
         lengths,
@@ -261,8 +271,22 @@ def _check_samples(
     """Check each sample's receipt, values and checksum."""
     findings: list[Finding] = []
     for index, (receipt, scan) in enumerate(zip(receipts, scans, strict=True)):
-        findings += check_sample(file, index, receipt=receipt, scan=scan, prefix=prefix)
+        most = 0 if prefix else _most_cached(file, index, receipts)
+        findings += check_sample(
+            file, index, receipt=receipt, scan=scan, prefix=prefix, most_cached=most
+        )
     return findings
+
+
+def _most_cached(file: Shard, index: int, receipts: Sequence[SampleReceipt]) -> int:
+    """Return how many of a sample's first tokens may have come from the radix cache.
+
+    Those are the shared rows, if each of them was written for an earlier sample of this shard whose
+    request had the same namespace: no other shard and no other attempt uses it.
+    """
+    names = {receipts[owner].namespace for owner in file.segments.owners(index)}
+    same = names == {receipts[index].namespace} and None not in names
+    return file.segments.shared(index) if same else 0
 
 
 def _check_alignment(
@@ -409,21 +433,33 @@ def _check_prefixes(
     return findings, distances
 
 
+def _check_again(receipts: Sequence[SampleReceipt], *, limits: Limits) -> list[Finding]:
+    """Check shared rows that the server computed again, since its cache had lost them."""
+    return [
+        Finding(
+            check="prefix",
+            sample_id=receipt.sample_id,
+            detail=f"a row of {receipt.again_rows} that were computed again differs from the"
+            f" shard's by {receipt.again_distance:.3g} (limit {limits.worst:.3g})",
+        )
+        for receipt in receipts
+        if not receipt.again_distance <= limits.worst
+    ]
+
+
 def _nearest(check: str, shares: Mapping[str, float]) -> list[NearLimit]:
     """Return the samples that came nearest to the limit of a check, the nearest first."""
     names = sorted(shares, key=lambda name: -shares[name])[:_NEAREST]
     return [NearLimit(check=check, sample_id=name, share=round(shares[name], 4)) for name in names]
 
 
-def _verified_samples(file: Shard, scans: Sequence[Scan]) -> VerifiedSamples:
-    ranges = [file.rows(index) for index in range(len(file))]
+def _verified_samples(file: Shard, checksums: Sequence[str]) -> VerifiedSamples:
+    supervised = np.add.reduceat(file.loss_mask, file.offsets[:-1], dtype=np.int64)
     return VerifiedSamples(
         sample_id=tuple(file.header.sample_ids),
-        tokens=tuple(end - first for first, end in ranges),
-        supervised_tokens=tuple(
-            int(file.loss_mask[first:end].sum(dtype="int64")) for first, end in ranges
-        ),
-        checksum=tuple(scan.checksum for scan in scans),
+        tokens=tuple(np.diff(file.offsets).tolist()),
+        supervised_tokens=tuple(supervised.tolist()),
+        checksum=tuple(checksums),
     )
 
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from draftstates.capture.settings import CaptureSettings
 from draftstates.engine.flags import numeric
@@ -25,6 +26,7 @@ from draftstates.extract.client import Captured, Client, Endpoint, Work
 from draftstates.model.digest import capture_spec
 from draftstates.model.folder import ModelFolder
 from draftstates.paths import BUILDING
+from draftstates.plan.prefixes import Segments, shard_id
 from draftstates.server.command import CPU_FLAGS as SERVER_CPU_FLAGS
 from draftstates.server.local import free_port
 from draftstates.shards import layout
@@ -163,6 +165,7 @@ def capture(
     samples: Sequence[np.ndarray],
     *,
     kind: str = "c",
+    segments: Segments | None = None,
     tokens_in_flight: int = 8192,
     endpoint: Endpoint | None = None,
     retries: int = 0,
@@ -172,10 +175,18 @@ def capture(
 
     Return the shard, the captured samples, and the refused ones.
     """
-    path = new_shard(server, samples)
-    starts = np.concatenate([[0], np.cumsum([len(s) for s in samples])])
+    path = new_shard(server, samples, segments)
+    places = segments or Segments.unshared([len(sample) for sample in samples])
     work = [
-        Work(sample_id=str(i), shard=path, first_row=int(starts[i]), input_ids=sample, kind=kind)
+        Work(
+            sample_id=str(i),
+            shard=path,
+            first_row=int(places.ends[i]),
+            input_ids=sample,
+            shared=places.shared(i),
+            owners=tuple(int(places.ends[owner]) for owner in places.owners(i)),
+            kind=kind,
+        )
         for i, sample in enumerate(samples)
     ]
 
@@ -183,25 +194,29 @@ def capture(
         async with Client(endpoint or server.endpoint, tokens_in_flight=tokens_in_flight) as client:
             captured, refused = await client.capture(work, retries=retries)
             if not refused:
-                await asyncio.wait_for(client.synced(path, rows=int(starts[-1])), sync_seconds)
+                await asyncio.wait_for(client.synced(path, rows=places.rows), sync_seconds)
             return captured, refused
 
     captured, refused = asyncio.run(go())
     return layout.Shard(path), captured, refused
 
 
-def new_shard(server: Running, samples: Sequence[np.ndarray]) -> Path:
+def new_shard(
+    server: Running, samples: Sequence[np.ndarray], segments: Segments | None = None
+) -> Path:
     path = server.endpoint.root / BUILDING / f"{uuid.uuid4().hex}.safetensors"
     path.parent.mkdir(exist_ok=True)
-    ids = np.concatenate(samples).astype(np.int32)
+    input_ids = np.concatenate(samples).astype(np.int32)
+    names = [str(i) for i in range(len(samples))]
     layout.create(
         path,
         spec=server.spec,
-        shard_id="test",
-        sample_ids=[str(i) for i in range(len(samples))],
+        shard_id=shard_id(names, segments) if segments else "test",
+        sample_ids=names,
         lengths=[len(s) for s in samples],
-        input_ids=ids,
-        loss_mask=np.ones(len(ids)),
+        input_ids=input_ids,
+        loss_mask=np.ones(len(input_ids)),
+        segments=segments,
     )
     return path
 
@@ -225,6 +240,12 @@ def rows_on_disk(shard: layout.Shard) -> int:
     """Return the number of rows of a laid-out file that are not all zero: the written ones."""
     states = shard.state_rows("final_hidden_state", 0, shard.header.rows)
     return int((states != 0).any(dim=-1).sum())
+
+
+def worst_row_difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return the largest distance of two rows, divided by the row's norm."""
+    one, other = one.float(), other.float()
+    return ((one - other).norm(dim=-1) / other.norm(dim=-1)).max().item()
 
 
 def check_parity(shard: layout.Shard, folder: Path, count: int) -> None:

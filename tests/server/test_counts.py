@@ -4,8 +4,15 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
-from server_harness import Running, capture, new_shard, post, random_ids, rows_on_disk
+from server_harness import (
+    Running,
+    capture,
+    new_shard,
+    post,
+    random_ids,
+    rows_on_disk,
+    worst_row_difference,
+)
 
 from draftstates import ids
 from draftstates.extract import protocol
@@ -13,12 +20,6 @@ from draftstates.shards.layout import Shard
 
 pytestmark = pytest.mark.server
 VOCABULARY = 49000
-
-
-def worst_row_difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Return the largest distance of two rows, divided by the row's norm."""
-    one, other = one.float(), other.float()
-    return ((one - other).norm(dim=-1) / other.norm(dim=-1)).max().item()
 
 
 def test_every_row_of_a_sample_is_written_once(server: Running) -> None:

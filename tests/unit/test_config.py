@@ -228,6 +228,11 @@ def test_kimi_is_captured_as_it_was_first_run() -> None:
             {"NCCL_DEBUG": "INFO"},
             "model.engine_env: NCCL_DEBUG is not accepted here: it changes no numbers",
         ),
+        (
+            "shards.min_shared_tokens",
+            0,
+            "shards.min_shared_tokens: expected at least 1 (shortest prefix that is shared), found",
+        ),
         ("shards.min_bytes", "1TiB", "shards.max_bytes: expected at least twice shards.min_bytes"),
         (
             "shards.min_bytes",
@@ -371,7 +376,12 @@ def test_defaults_are_filled_in_and_sizes_become_numbers() -> None:
         edited("shards.max_bytes", "1.5GiB") | {"shards": {"min_bytes": 10, "max_bytes": "1.5GiB"}},
         origin="my.yaml",
     )
-    assert found.shards.plain() == {"min_bytes": 10, "max_bytes": 3 << 29}
+    assert found.shards.plain() == {
+        "min_bytes": 10,
+        "max_bytes": 3 << 29,
+        "share_prefixes": True,
+        "min_shared_tokens": 64,
+    }
     assert found.server.launcher == "local"
     assert found.server.queue_bytes == 2 << 30
     assert found.data.sources[0].format == "auto"

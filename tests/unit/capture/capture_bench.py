@@ -15,6 +15,7 @@ from draftstates.capture.settings import CaptureSettings
 from draftstates.capture.writer import Job, Writers
 from draftstates.extract import protocol
 from draftstates.paths import BUILDING
+from draftstates.plan.prefixes import Segments, shard_id
 from draftstates.shards import layout
 
 SPEC = capture_spec(
@@ -26,7 +27,7 @@ IDS = np.arange(12, dtype=np.int32)
 class Bench:
     """A laid-out shard of samples of 5 and 7 tokens, and writer threads to fill it."""
 
-    def __init__(self, root: Path, **changes: object) -> None:
+    def __init__(self, root: Path, segments: Segments | None = None, **changes: object) -> None:
         self.root = root
         self.name = f"{BUILDING}/shard.safetensors"
         self.path = root / self.name
@@ -35,11 +36,12 @@ class Bench:
             layout.create(
                 self.path,
                 spec=SPEC,
-                shard_id="s",
+                shard_id=shard_id(["a", "b"], segments) if segments else "s",
                 sample_ids=["a", "b"],
                 lengths=[5, 7],
                 input_ids=IDS,
                 loss_mask=np.ones(12),
+                segments=segments,
             )
         self.destinations = Destinations(
             CaptureSettings(root=root, spec=dataclasses.replace(SPEC, **changes))
@@ -48,10 +50,25 @@ class Bench:
         self.pool = BlockPool(total_bytes=1 << 20, block_bytes=1 << 16, pinned=False)
         self.rows = torch.randn(12, 3, 8)
 
-    def destination(self, first: int, rows: int, attempt: str = "1") -> protocol.Destination:
-        sent = ids.ids_hash(IDS[first : first + rows])
+    def destination(
+        self,
+        first: int,
+        rows: int,
+        attempt: str = "1",
+        *,
+        shared: int = 0,
+        kind: str = protocol.PLAIN,
+    ) -> protocol.Destination:
+        """Return the destination of a sample whose first rows, `shared` many, are not written."""
+        sent = ids.ids_hash(IDS[first - shared : first - shared + rows])
         return protocol.Destination(
-            file=self.name, first_row=first, rows=rows, ids_hash=sent, attempt=attempt
+            file=self.name,
+            first_row=first,
+            rows=rows,
+            shared=shared,
+            ids_hash=sent,
+            attempt=attempt,
+            kind=kind,
         )
 
     def put(
@@ -59,7 +76,7 @@ class Bench:
     ) -> None:
         block = self.pool.take()
         block.hold(1)
-        at = destination.first_row + start
+        at = destination.first_row - destination.shared + start
         states = self.rows[at : at + rows] + shift
         self.writers.put(
             Job(

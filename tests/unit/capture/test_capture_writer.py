@@ -12,6 +12,7 @@ from capture_bench import Bench
 from draftstates.capture import writer
 from draftstates.capture.blocks import BlockPool
 from draftstates.extract import protocol
+from draftstates.plan.prefixes import Segments
 from draftstates.shards import layout
 
 
@@ -32,6 +33,57 @@ def test_chunks_of_a_sample_become_one_receipt_with_the_checksum_of_the_file(ben
     assert torch.equal(shard.sample(1)["hidden_states"], bench.rows[5:, :2])
     assert torch.equal(shard.sample(1)["final_hidden_state"], bench.rows[5:, 2])
     assert reader.synced_rows == 0, "half of the shard is not written yet"
+
+
+@pytest.mark.parametrize("chunks", [(9,), (2, 7), (4, 5), (6, 3), (3, 1, 2, 3)])
+@pytest.mark.parametrize("small", [100, 1 << 20])
+def test_shared_rows_are_computed_and_not_written(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, chunks: tuple[int, ...], small: int
+) -> None:
+    """Rows written + rows shared = tokens sent, and the ids of all of them are hashed."""
+    monkeypatch.setattr(writer, "_SMALL_BYTES", small)
+    bench.put(bench.destination(0, 5), 0, 5)
+    bench.receipts(1)
+    child, start = bench.destination(5, 9, shared=4), 0
+    for rows in chunks:
+        # rows of its own where the earlier sample's must stay
+        bench.put(child, start, rows, shift=1.0)
+        start += rows
+    receipt = bench.receipts(2)[0][1]
+    shard = layout.Shard(bench.path)
+    assert (receipt.rows, receipt.chunks, receipt.error) == (5, len(chunks), None)
+    assert receipt.ids_hash == child.ids_hash
+    assert torch.equal(shard.state_rows("hidden_states", 0, 5), bench.rows[:5, :2])
+    own = [
+        shard.state_rows("hidden_states", 5, 10),
+        shard.state_rows("final_hidden_state", 5, 10),
+    ]
+    assert torch.equal(own[0], bench.rows[5:10, :2] + 1)
+    assert torch.equal(own[1], bench.rows[5:10, 2] + 1)
+    assert receipt.checksum == layout.sample_checksum(*(rows.numpy().tobytes() for rows in own))
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.5, float("nan")])
+def test_shared_rows_that_are_computed_again_are_held_against_the_files(
+    tmp_path: Path, shift: float
+) -> None:
+    """The cache of the server has lost them: the first two of four came from it."""
+    bench = Bench(tmp_path, segments=Segments.of([[(0, 5)], [(1, 4), (5, 3)]]))
+    bench.put(bench.destination(0, 5), 0, 5)
+    bench.receipts(1)
+    child = bench.destination(5, 7, shared=4, kind=protocol.REUSING)
+    bench.put(child, 2, 1, shift=shift)
+    bench.put(child, 3, 4, shift=shift)
+    receipt = bench.receipts(2)[0][1]
+    assert (receipt.rows, receipt.cached_tokens, receipt.again_rows) == (3, 2, 2)
+    expected = (bench.rows[3:5] + shift - bench.rows[3:5]).norm(dim=-1) / bench.rows[3:5].norm(
+        dim=-1
+    )
+    largest = 1e6 if shift != shift else expected.max().item()
+    assert receipt.again_distance == pytest.approx(largest)
+    assert torch.equal(
+        layout.Shard(bench.path).state_rows("hidden_states", 0, 5), bench.rows[:5, :2]
+    )
 
 
 def test_rows_that_another_thread_writes_are_those_of_the_checksum(

@@ -17,7 +17,7 @@ from toy_model import FILE, LAYERS, TOKENS, Model, Pair, batch, expected
 
 from draftstates.capture.admission import Admission
 from draftstates.capture.blocks import BlockPool
-from draftstates.capture.files import Destinations
+from draftstates.capture.files import DestinationFile, Destinations
 from draftstates.capture.own_capture import OwnCapture
 from draftstates.capture.recorder import Recorder
 from draftstates.capture.settings import CaptureSettings
@@ -271,3 +271,46 @@ def test_a_pass_that_no_tap_saw_is_answered_and_nothing_is_written(tmp_path: Pat
     (text,) = result.customized_info[protocol.ANSWER_KEY]
     assert "no tap saw this pass" in json.loads(text)["error"]
     assert not protocol.growing_receipts(tmp_path / FILE).exists()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shared", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", [protocol.PLAIN, protocol.REUSING])
+def test_shared_rows_do_not_leave_the_device_unless_they_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: int, kind: str
+) -> None:
+    """They are not copied to a block; another program's request in the batch is not either."""
+    model = Model(Pair)
+    recorder, copied = _running(tmp_path, model), []
+    fill = recorder._fill
+    monkeypatch.setattr(
+        recorder, "_fill", lambda pairs: copied.extend(b for _, b in pairs) or fill(pairs)
+    )
+    rows, final = torch.randn(TOKENS + 5, 3, 8), torch.randn(TOKENS + 5, 8)
+    child = Destination(
+        file=FILE, first_row=0, rows=TOKENS, shared=shared, ids_hash="i", attempt="1", kind=kind
+    )
+    monkeypatch.setattr(
+        DestinationFile,
+        "shared_rows",
+        lambda _, first, start, rows: {
+            "hidden_states": torch.ones(rows, 3, 8),
+            "final_hidden_state": torch.ones(rows, 8),
+        },
+    )
+    asked = SimpleNamespace(
+        extend_prefix_lens_cpu=[0, 0],
+        extend_seq_lens_cpu=[5, TOKENS],
+        input_ids=torch.arange(TOKENS + 5),
+    )
+    recorder._record(asked, [None, child], Reading((0, 2, 4), rows=rows), final)
+    (receipt,) = _receipts(tmp_path)
+    assert receipt.rows == TOKENS - shared
+    compared = kind == protocol.REUSING
+    assert receipt.again_rows == (shared if compared else 0)
+    assert (receipt.again_distance > 0) == compared
+    for source, dimensions in ((rows, 3), (final, 2)):
+        found = torch.cat([part for part in copied if part.ndim == dimensions])
+        assert torch.equal(found, source[5 if compared else 5 + shared :])
+    shard = layout.Shard(tmp_path / FILE)
+    assert torch.equal(shard.state_rows("hidden_states", 0, TOKENS - shared), rows[5 + shared :])

@@ -22,6 +22,7 @@ from draftstates.extract.client import Client, Endpoint, Work
 from draftstates.extract.extract import ExtractOptions, extract_shard
 from draftstates.extract.staging import building_folder
 from draftstates.paths import recaptures_of, receipts_of
+from draftstates.plan.prefixes import shard_id, share_prefixes
 from draftstates.plan.shard_tokens import read_tokens
 from draftstates.records import Engine, Figures, Verified, VerifiedSamples
 from draftstates.shards import layout
@@ -38,8 +39,27 @@ class StandIn:
 
     def __init__(self, root: Path, faults: dict[int, dict] | None = None) -> None:
         self.root, self.faults = root, faults or {}
+        # by namespace, the ids that were sent in it; where it is kept
+        self.cache: dict[str, list[list[int]]] | None = None
         self.lengths: list[int] = []
         self.in_flight = self.most_in_flight = 0
+
+    def written(self, destination: protocol.Destination, cached: int) -> int:
+        """Return the rows that the server writes of a request."""
+        return destination.rows - max(destination.shared, cached)
+
+    def cached(self, body: dict) -> int:
+        """Return the tokens that a radix cache has of a request, which it then holds itself."""
+        if self.cache is None:
+            return 0
+        sent = body["input_ids"]
+        held = self.cache.setdefault(body["extra_key"], [])
+        common = [
+            next((i for i, (a, b) in enumerate(zip(sent, o, strict=False)) if a != b), len(sent))
+            for o in held
+        ]
+        held.append(sent)
+        return min(max(common, default=0), len(sent) - 1)
 
     async def generate(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -52,14 +72,18 @@ class StandIn:
         fault = self.faults.get(rows, {})
         if "status" in fault:
             return web.Response(status=fault["status"], text="out of order")
+        cached = self.cached(body)
         destination = protocol.parse_rid(body["rid"])
         shard = layout.Shard(self.root / destination.file)
-        checksum = shard.checksum(shard.offsets.tolist().index(destination.first_row))
+        written = destination.first_row, destination.first_row + destination.written
+        checksum = layout.sample_checksum(
+            *(shard.row_bytes(name, *written) for name in shard.header.states())
+        )
         sent = {
-            "rows": rows,
+            "rows": self.written(destination, cached),
             "chunks": 1,
-            "cached_tokens": 0,
-            "ids_hash": destination.ids_hash,
+            "cached_tokens": cached,
+            "ids_hash": ids.ids_hash(np.array(body["input_ids"][cached:], np.int32)),
             "checksum": checksum,
         }
         receipt = protocol.Receipt(rid=body["rid"], **{**sent, **fault.get("receipt", {})})
@@ -71,7 +95,7 @@ class StandIn:
             )
         meta = {
             "prompt_tokens": rows,
-            "cached_tokens": 0,
+            "cached_tokens": cached,
             **next_tokens(body["input_ids"], body["top_logprobs_num"]),
             protocol.ANSWER_KEY: [json.dumps({"plugin": "x", "server": "tested"})],
         }
@@ -128,8 +152,10 @@ def extract(
     *,
     target: int = 1,
     reuse: bool = True,
+    path: Path | None = None,
 ) -> tuple[StandIn, Path]:
-    stand_in, path = StandIn(tmp_path, faults), planned(tmp_path, list(lengths), target=target)
+    stand_in = StandIn(tmp_path, faults)
+    path = path or planned(tmp_path, list(lengths), target=target)
     tokens = read_tokens(path, shard_id=path.stem)
     output = tmp_path / "shards" / f"{path.stem}.safetensors"
     options = ExtractOptions(recapture_minimum=1, reuse=reuse)
@@ -164,6 +190,44 @@ def test_a_complete_shard_gets_its_name_with_receipts_and_recaptures_beside_it(
     assert len(said["recaptures"]) == 1
     assert recaptures.exists()
     assert layout.Shard(output).input_ids.tolist() == [3] * 3 + [9] * 9 + [6] * 6
+
+
+def sharing(folder: Path) -> Path:
+    """Return the file of a planned shard: the second sample has 8 rows of the first."""
+    samples = [np.arange(n, dtype=np.int32) for n in (9, 12)]
+    samples[1][8:] += 1
+    names = [ids.sample_id(s, np.ones(len(s))) for s in samples]
+    segments = share_prefixes(np.concatenate(samples), [9, 12], minimum=4)
+    path = folder / f"{shard_id(names, segments)}.parquet"
+    columns = {
+        "sample_id": names,
+        "input_ids": samples,
+        "loss_mask": [np.ones(len(s), np.uint8) for s in samples],
+        "segments": [[0, 9], [0, 8, 9, 4]],
+    }
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def test_a_sample_that_shares_rows_is_sent_whole_and_written_without_them(tmp_path: Path) -> None:
+    stand_in, output = extract(tmp_path, path=sharing(tmp_path))
+    said = json.loads(receipts_of(output).read_text())
+    recaptured = [entry["rows"] for entry in said["recaptures"]]
+    assert sorted(stand_in.lengths) == sorted([9, 12, *recaptured])
+    fields = ("first_row", "rows", "shared_rows", "prompt_tokens")
+    assert [tuple(s.get(name, 0) for name in fields) for s in said["samples"]] == [
+        (0, 9, 0, 9),
+        (9, 4, 8, 12),
+    ]
+    assert layout.read_header(output).rows == 13
+
+
+@pytest.mark.parametrize("rows", [3, 12])
+def test_more_or_fewer_written_rows_than_those_of_its_own_fail_a_sample(
+    tmp_path: Path, rows: int
+) -> None:
+    with pytest.raises(UserError, match=f"{rows} of 4 rows captured"):
+        extract(tmp_path, {12: {"receipt": {"rows": rows}}}, path=sharing(tmp_path))
 
 
 def test_last_states_that_the_server_reports_stay_in_the_receipts(tmp_path: Path) -> None:

@@ -9,11 +9,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from captured import Captured, Files, capture, tiny_model, verify, write
+from captured import (
+    Captured,
+    Files,
+    capture,
+    capture_sharing,
+    states_of,
+    tiny_model,
+    verify,
+    write,
+)
 
 from draftstates import ids
 from draftstates.extract import reuse
 from draftstates.extract.reuse import copy_captured
+from draftstates.plan.prefixes import shard_id, share_prefixes
 from draftstates.shards import layout
 
 NEW = np.arange(20, 33, dtype=np.int32)
@@ -39,17 +49,26 @@ def old(captured: Captured, tmp_path: Path) -> Files:
 
 
 def lay_out(
-    path: Path, captured: Captured, tokens: list, masks: list, **changes: object
+    path: Path,
+    captured: Captured,
+    tokens: list,
+    masks: list,
+    *,
+    shares: bool = False,
+    **changes: object,
 ) -> layout.Shard:
+    lengths, input_ids = [len(t) for t in tokens], np.concatenate(tokens)
+    segments = share_prefixes(input_ids, lengths, minimum=4) if shares else None
     names = [ids.sample_id(t, m) for t, m in zip(tokens, masks, strict=True)]
     layout.create(
         path,
         spec=dataclasses.replace(captured.spec, **changes),
-        shard_id=ids.shard_id(names),
+        shard_id=shard_id(names, segments),
         sample_ids=names,
-        lengths=[len(t) for t in tokens],
-        input_ids=np.concatenate(tokens),
+        lengths=lengths,
+        input_ids=input_ids,
         loss_mask=np.concatenate(masks),
+        segments=segments,
     )
     return layout.Shard(path)
 
@@ -81,6 +100,37 @@ def test_all_samples_but_the_new_one_are_copied_with_their_receipts(
     assert not after.state_rows("hidden_states", first, end).any(), (
         "the new sample's rows are not touched"
     )
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("after", [False, True])
+def test_rows_are_copied_between_shards_with_and_without_shared_rows(
+    model: Path, tmp_path: Path, before: bool, after: bool
+) -> None:
+    """Of a shard in which another sample is first, so that rows are shared otherwise."""
+    captured = capture_sharing(model)
+    if not before:
+        samples = captured.tokens, captured.masks
+        captured = states_of(*samples, spec=captured.spec, model=model)
+    files = write(captured, tmp_path / "shards")
+    (tmp_path / "verified").mkdir()
+    verify(files).publish(tmp_path / "verified" / f"{files.shard_id}.json")
+    new = lay_out(
+        tmp_path / "new", captured, captured.tokens[::-1], captured.masks[::-1], shares=after
+    )
+    found = copy_captured(new.path, capture_folder=tmp_path, planned=[])
+    assert sorted(found.receipts) == list(range(len(new)))
+    assert (found.tokens, found.rows) == (len(new.input_ids), new.header.rows)
+    assert (new.header.rows < found.tokens) == after
+    for index, receipt in found.receipts.items():
+        first, end = new.rows(index)
+        there = len(new) - 1 - index
+        assert (receipt.first_row, receipt.rows) == (first, end - first)
+        assert receipt.rows + receipt.shared_rows == len(captured.tokens[there])
+        own = captured.hidden[there][receipt.shared_rows :]
+        assert new.state_rows("hidden_states", first, end).equal(own)
+        states = [new.row_bytes(name, first, end) for name in new.header.states()]
+        assert receipt.checksum == layout.sample_checksum(*states)
 
 
 def test_another_mask_of_the_same_tokens_is_copied_too(

@@ -191,3 +191,31 @@ def test_what_no_tap_can_read_is_refused_from_the_configuration(config: dict, re
 )
 def test_an_ordinary_model_is_not_refused(config: dict) -> None:
     family.check_capturable(config, origin=ORIGIN)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ({"layer_types": ["full_attention", "linear_attention"]}, "the kind linear_attention"),
+        ({"layer_types": ["conv", "full_attention"]}, "the kind conv"),
+        ({"layers_block_type": ["mamba", "attention"]}, "the kind mamba"),
+        ({"hybrid_override_pattern": "M-M*"}, "hybrid_override_pattern"),
+        ({"full_attention_interval": 4}, "full_attention_interval"),
+        ({"mamba_d_ssm": 64}, "mamba_d_ssm"),
+    ],
+)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_hybrid_model_whose_prefixes_cannot_be_reused_is_refused(
+    text: dict, found: str, wrapped: bool
+) -> None:
+    text = {"model_type": "hybrid", **text}
+    config = {"model_type": "wrapper", "text_config": text} if wrapped else text
+    with pytest.raises(UserError, match=rf"hybrid has .*{found}.*reuse_prefixes: false"):
+        family.check_reusable(config, origin=ORIGIN)
+
+
+@pytest.mark.parametrize(
+    "layers", [[], ["full_attention", "sliding_attention"], ["chunked_attention"]]
+)
+def test_a_model_of_attention_layers_can_reuse_prefixes(layers: list[str]) -> None:
+    family.check_reusable({"model_type": "qwen3", "layer_types": layers}, origin=ORIGIN)

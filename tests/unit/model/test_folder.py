@@ -248,3 +248,13 @@ def test_samples_that_the_server_would_refuse_for_their_length_are_refused(tmp_p
     less = ("--context-length", "32")
     with pytest.raises(UserError, match=r"less than 32, .*--context-length in server.args"):
         check_model(configured(folder, max_tokens=63, args=less))
+
+
+def test_a_hybrid_model_is_refused_where_prefixes_are_to_be_reused(tmp_path: Path) -> None:
+    found = {"num_hidden_layers": 8, "layer_types": ["linear_attention", "full_attention"] * 4}
+    (tmp_path / "config.json").write_text(json.dumps(found))
+    config = configured(tmp_path)
+    check_model(config)
+    capture = config.capture.model_copy(update={"reuse_prefixes": True})
+    with pytest.raises(UserError, match=r"^model.path: .*linear_attention.*reuse_prefixes: false"):
+        check_model(config.model_copy(update={"capture": capture}))

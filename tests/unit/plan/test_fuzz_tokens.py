@@ -35,7 +35,7 @@ def plan(tokens: Path) -> SourceIndex:
     index = read_index(tokens)
     (shards := tokens.parent / "shards").mkdir(exist_ok=True)
     (shards / f"{SHARD}.parquet").unlink(missing_ok=True)
-    write_shard_tokens(index, np.zeros(len(index.names), np.int32), [SHARD], folder=shards)
+    write_shard_tokens(index, np.zeros(len(index.names), np.int32), [SHARD], [None], folder=shards)
     return index
 
 

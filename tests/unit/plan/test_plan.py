@@ -30,6 +30,8 @@ from draftstates.tokens.files import publish_accounting
 
 SPEC = capture_spec(layers=(2, 4, 5), final_norm="post_norm", model_digest="content-1")
 OPTIONS = PlanOptions(min_bytes=20_000, max_bytes=80_000, budget=None, exclude=[], deduplicate=True)
+# shards of many conversations, of short samples
+SHARING = {"min_shared_tokens": 4, "min_bytes": 200_000, "max_bytes": 1_600_000}
 
 
 class Row(NamedTuple):
@@ -495,3 +497,82 @@ def test_a_damaged_tokens_file_is_refused_at_capture_and_written_anew_by_the_pla
         read_tokens(path, shard_id=name)
     make_plan([source], spec=SPEC, results=tmp_path / "results", options=OPTIONS)
     assert read_tokens(path, shard_id=name).sample_ids
+
+
+def _conversations(count: int, *, seed: int) -> list[Row]:
+    """Return three samples of each conversation, each of which begins as the one before it."""
+    rows = []
+    for row, (head, *turns) in enumerate(
+        zip(*[iter(_rows(4 * count, seed=seed))] * 4, strict=True)
+    ):
+        ids_sent = head.input_ids
+        for part, turn in enumerate(turns):
+            ids_sent = np.concatenate([ids_sent[: len(ids_sent) - part], turn.input_ids])
+            rows.append(Row(row, part, ids_sent, np.ones(len(ids_sent), np.uint8)))
+    return rows
+
+
+def test_the_plan_shares_prefixes_and_counts_room_and_budget_by_distinct_rows(
+    tmp_path: Path,
+) -> None:
+    rows = _conversations(200, seed=0)
+    plan = _plan(tmp_path, {"a": rows}, **SHARING)
+    apart = _plan(tmp_path / "apart", {"a": rows}, **SHARING | {"share_prefixes": False})
+    assert not _shard_names(plan) & _shard_names(apart), "neither is taken for the other"
+    assert [shard.samples for shard in plan.shards] == [shard.samples for shard in apart.shards]
+    for shard in plan.shards:
+        path = tmp_path / "tokens" / "shards" / f"{shard.shard_id}.parquet"
+        tokens = read_tokens(path, shard_id=shard.shard_id)
+        assert tokens.segments.rows == shard.tokens - shard.shared_tokens
+        assert tokens.segments.fault(tokens.input_ids) is None
+        distinct = {
+            part[: end + 1].tobytes()
+            for part in np.split(tokens.input_ids, np.cumsum(tokens.lengths)[:-1])
+            for end in range(len(part))
+        }
+        # but for the last row of a sample, which is its own, and prefixes that are too short
+        assert 0 <= tokens.segments.rows - len(distinct) <= 4 * len(tokens.lengths)
+    shared = sum(shard.shared_tokens for shard in plan.shards)
+    assert shared > plan.accounting.totals.tokens / 3
+    saved = apart.bytes_needed - plan.bytes_needed
+    assert shared * SPEC.row_bytes * 0.9 < saved < shared * SPEC.row_bytes * 1.1
+    budget = sum(shard.bytes for shard in apart.shards)
+    _plan(tmp_path, {"a": rows}, **SHARING, budget=budget)
+    with pytest.raises(UserError, match="max_bytes: the shards take"):
+        _plan(tmp_path, {"a": rows}, **SHARING | {"share_prefixes": False}, budget=budget)
+
+
+def test_where_nothing_is_shared_the_plan_is_the_one_without_sharing(tmp_path: Path) -> None:
+    rows = _rows(200, seed=0)
+    plan = _plan(tmp_path, {"a": rows}, min_shared_tokens=4)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "tokens" / "shards").iterdir()}
+    apart = _plan(tmp_path / "apart", {"a": rows}, share_prefixes=False)
+    assert plan.shards == apart.shards
+    folder = tmp_path / "apart" / "tokens" / "shards"
+    assert files == {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_an_edited_conversation_of_shared_prefixes_leaves_the_other_shards(tmp_path: Path) -> None:
+    rows = _conversations(200, seed=0)
+    before = _shard_names(_plan(tmp_path, {"a": rows}, **SHARING))
+    ids_sent = rows[91].input_ids.copy()
+    ids_sent[-3:] += 1
+    edited = [*rows[:91], rows[91]._replace(input_ids=ids_sent), *rows[92:]]
+    after = _shard_names(_plan(tmp_path, {"a": edited}, **SHARING))
+    assert 1 <= len(after - before) <= 2
+    assert len(before) > 3
+
+
+@pytest.mark.parametrize("damage", ["places", "dropped", "numbers"])
+def test_damaged_segments_of_a_shards_tokens_are_refused(tmp_path: Path, damage: str) -> None:
+    plan = _plan(tmp_path, {"a": _conversations(9, seed=0)}, min_shared_tokens=4)
+    name = plan.shards[0].shard_id
+    path = tmp_path / "tokens" / "shards" / f"{name}.parquet"
+    table = pq.read_table(path)
+    places = table["segments"].to_pylist()
+    places[1][0] += 1
+    column = {"places": pa.array(places), "numbers": pa.array(range(len(table)))}.get(damage)
+    table = table.drop_columns("segments")
+    pq.write_table(table if column is None else table.append_column("segments", column), path)
+    with pytest.raises(UserError, match=f"{name}.*--forcerun plan"):
+        read_tokens(path, shard_id=name)

@@ -2,11 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftstates.plan.recaptures import SHORTEST, choose_recaptures
+from draftstates.plan.prefixes import share_prefixes
+from draftstates.plan.recaptures import REACH, SHORTEST, choose_recaptures
 
 _LENGTHS = st.lists(st.integers(1, 5000), min_size=1, max_size=300)
 
@@ -83,3 +85,23 @@ def test_a_sample_that_is_shorter_than_a_prefix_is_captured_again_whole() -> Non
         (0, 5),
         (1, 1),
     ]
+
+
+@pytest.mark.parametrize("shared", [200, 4000])
+def test_prefixes_of_samples_that_share_rows_reach_beyond_them_at_a_bounded_cost(
+    shared: int,
+) -> None:
+    """Their own rows may have been computed behind cached keys."""
+    head, count = np.arange(shared), 400
+    samples = [np.append(head, 10_000 + number * 100 + np.arange(100)) for number in range(count)]
+    lengths = [len(sample) for sample in samples]
+    segments = share_prefixes(np.concatenate(samples), lengths, minimum=64)
+    chosen = choose_recaptures(
+        _names(count), lengths, shard_id="a", fraction=1.0, minimum=3, segments=segments
+    )[1:]
+    beyond = [rows - shared for _, rows in chosen if rows > shared]
+    assert min(beyond) >= SHORTEST or shared + min(beyond) == lengths[0]
+    expected = min(1, REACH / shared) * len(chosen)
+    assert 0.7 * expected <= len(beyond) <= 1.4 * expected
+    mean = sum(rows for _, rows in chosen) / len(chosen)
+    assert mean < REACH + SHORTEST * (1 + math.log(lengths[0] / SHORTEST)) * 1.5

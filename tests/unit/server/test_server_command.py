@@ -40,6 +40,18 @@ def test_ranks_of_data_parallel_attention_do_not_sleep_since_they_wait_for_each_
     assert "--sleep-on-idle" not in found
 
 
+def test_the_radix_cache_is_off_but_for_prefixes_that_are_reused() -> None:
+    """Then the self-test asks in namespaces of its own."""
+    config = configured()
+    reusing = config.model_copy(
+        update={"capture": config.capture.model_copy(update={"reuse_prefixes": True})}
+    )
+    for settings, off in ((config, True), (reusing, False)):
+        assert ("--disable-radix-cache" in sglang_command(settings, spec=SPEC)) == off
+        found = server_settings(settings, spec=SPEC, plan=Path("plan.json"))
+        assert ("--radix-cache" in found.selftest) != off
+
+
 def test_what_the_key_names_reaches_the_server_and_what_the_workflow_sets_stays() -> None:
     key = {
         "engine_args": ("--kv-cache-dtype", "fp8_e4m3"),

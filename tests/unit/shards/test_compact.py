@@ -11,7 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from synthetic import Synthetic, capture_spec, norm_model, sample, small, write_manifest
+from synthetic import (
+    Synthetic,
+    capture_spec,
+    norm_model,
+    sample,
+    sharing,
+    small,
+    write_manifest,
+    write_shard,
+)
 
 from draftstates.errors import UserError
 from draftstates.exports.compact import compact_manifest
@@ -19,12 +28,14 @@ from draftstates.exports.export import export_manifest
 from draftstates.model.digest import model_digest
 from draftstates.model.folder import ModelFolder
 from draftstates.shards.compact import (
+    CompactShard,
     Storage,
     dequantise,
     quantise,
     rows_of_loss,
     write_compact,
 )
+from draftstates.shards.compacting import check_compact
 from draftstates.shards.dataset import ShardDataset
 from draftstates.shards.layout import Shard, read_header
 
@@ -296,3 +307,67 @@ def test_what_is_not_captured_is_not_stored(
             rows = slice(None) if whole_rows else needed
             difference = (found[name].float() - expected[name].float()).abs()[rows]
             assert difference.numel() == 0 or difference.max() < 0.2
+
+
+@pytest.mark.parametrize(
+    "storage",
+    [
+        Storage(fp8="layers", supervised_rows=False),
+        Storage(fp8="all", supervised_rows=False),
+        Storage(fp8="all", supervised_rows=True, keep_top_token=True),
+        Storage(fp8=None, supervised_rows=True),
+    ],
+    ids=lambda storage: storage.text,
+)
+def test_a_compact_shard_shares_rows_and_reads_as_one_that_does_not(
+    tmp_path: Path, storage: Storage
+) -> None:
+    """In fewer bytes; a final state that only the other sample's loss reads is zero here too."""
+    spec = capture_spec(hidden_size=64)
+    samples = list(sharing(tmp_path, spec=spec).samples.values())
+    found = {}
+    for name, minimum in (("shared", 4), ("apart", None)):
+        (tmp_path / name).mkdir()
+        shard_id = write_shard(tmp_path / name, samples, spec=spec, min_shared_tokens=minimum)
+        source = Shard(tmp_path / name / f"{shard_id}.safetensors")
+        path = tmp_path / name / "compact"
+        write_compact(source, path, storage, lambda rows: rows.float().argmax(-1))
+        found[name] = check_compact(path, source, storage, lambda rows: rows.float().argmax(-1))
+    shared, apart = found["shared"], found["apart"]
+    assert shared.path.stat().st_size < 0.7 * apart.path.stat().st_size
+    assert max(len(shared.pieces(index)) for index in range(len(samples))) > 2
+    for index in range(len(samples)):
+        assert all(map(np.array_equal, shared.tokens(index), apart.tokens(index)))
+        for one, other in zip(shared.states(index), apart.states(index), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_a_changed_byte_of_a_shared_row_changes_the_checksum_of_each_sample_that_has_it(
+    tmp_path: Path,
+) -> None:
+    sharing(tmp_path)
+    (path,) = (tmp_path / "shards").iterdir()
+    storage = Storage(fp8="all", supervised_rows=False)
+    write_compact(Shard(path), tmp_path / "compact", storage)
+    before = [CompactShard(tmp_path / "compact").checksum(index) for index in range(6)]
+    data = bytearray((tmp_path / "compact").read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little")
+    entries = json.loads(data[8:start])
+    data[start + entries["hidden_states"]["data_offsets"][0]] ^= 1
+    (tmp_path / "compact").write_bytes(data)
+    after = [CompactShard(tmp_path / "compact").checksum(index) for index in range(6)]
+    assert all(one != other for one, other in zip(before, after, strict=True))
+
+
+def test_segments_of_a_compact_shard_that_are_not_those_of_its_id_are_refused(
+    tmp_path: Path,
+) -> None:
+    sharing(tmp_path)
+    (path,) = (tmp_path / "shards").iterdir()
+    write_compact(Shard(path), tmp_path / "compact", Storage(fp8="all", supervised_rows=False))
+    data = bytearray((tmp_path / "compact").read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little")
+    data[start + json.loads(data[8:start])["segments"]["data_offsets"][0]] ^= 1
+    (tmp_path / "compact").write_bytes(data)
+    with pytest.raises(UserError, match="its segments are not those of its shard id"):
+        CompactShard(tmp_path / "compact").states(0)

@@ -18,6 +18,7 @@ from synthetic import (
     change_manifest,
     norm_model,
     sample,
+    sharing,
     small,
     write_manifest,
 )
@@ -121,6 +122,63 @@ def test_workers_give_the_same_as_one_process(
             length = int(batch["lengths"][row])
             assert torch.equal(batch["hidden_states"][row, :length], dataset[i]["hidden_states"])
             assert not batch["hidden_states"][row, length:].any()
+
+
+@pytest.mark.parametrize("write", [small, sharing])
+@pytest.mark.parametrize("layers", [None, [3], [2, 5]])
+def test_a_batch_is_what_pad_batch_collates(
+    tmp_path: Path, write: Callable[..., Synthetic], layers: list[int] | None
+) -> None:
+    dataset = ShardDataset(write(tmp_path).path, residual_layers=layers, verify=True)
+    numbers = [4, 0, 5, 2]
+    batch, expected = dataset.batch(numbers), pad_batch([dataset[i] for i in numbers])
+    assert batch.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert batch[name].dtype == tensor.dtype
+        assert torch.equal(batch[name], tensor), name
+    (same,) = DataLoader(numbers, batch_size=4, collate_fn=dataset.batch)
+    assert torch.equal(same["hidden_states"], batch["hidden_states"])
+
+
+@pytest.mark.parametrize("asked", [{"final_state": False}, {"layers": ()}])
+def test_a_batch_lacks_what_is_not_captured(tmp_path: Path, asked: dict) -> None:
+    dataset = ShardDataset(sharing(tmp_path, spec=capture_spec(**asked)).path)
+    batch, expected = dataset.batch([1, 4]), pad_batch([dataset[1], dataset[4]])
+    assert batch.keys() == expected.keys()
+    assert all(torch.equal(batch[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_batch_is_read_without_another_copy_of_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is copied into the batch are maps of the file, and no sample is put together first."""
+    dataset = ShardDataset(sharing(tmp_path).path)
+    shard = dataset._shard(0)
+    assert max(len(shard.segments.of_sample(i)) for i in range(len(shard))) > 2
+    monkeypatch.setattr(type(shard), "states", lambda *_: pytest.fail("a sample was put together"))
+    monkeypatch.setattr(torch, "cat", lambda *_: pytest.fail("pieces were put together"))
+    dataset.batch(range(len(dataset)))
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_sample_that_shares_rows_reads_as_written(tmp_path: Path, verify: bool) -> None:
+    written = sharing(tmp_path)
+    dataset = ShardDataset(written.path, verify=verify)
+    for i in range(len(dataset)):
+        for name, tensor in written.samples[dataset.sample_id(i)].items():
+            assert torch.equal(dataset[i][name], tensor)
+
+
+def test_a_changed_shared_row_fails_every_sample_that_has_it(tmp_path: Path) -> None:
+    dataset = ShardDataset(sharing(tmp_path).path, verify=True)
+    shard = dataset._shard(0)
+    begin, _ = shard.header.states()["hidden_states"]
+    data = bytearray(shard.path.read_bytes())
+    data[begin] ^= 1
+    shard.path.write_bytes(data)
+    for i in range(len(dataset)):
+        with pytest.raises(UserError, match="does not have the checksum"):
+            dataset[i]
 
 
 def test_a_pickle_of_the_dataset_carries_no_map(manifest: Synthetic) -> None:

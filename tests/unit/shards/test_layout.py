@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import xxhash
 from safetensors import safe_open
-from synthetic import capture_spec
+from synthetic import capture_spec, sharing
 
 from draftstates.errors import UserError
+from draftstates.plan.prefixes import share_prefixes
 from draftstates.shards import layout
 
 
@@ -67,3 +68,61 @@ def test_a_checksum_is_one_definition_for_streams_and_for_whole_tensors() -> Non
     )
     assert layout.sample_checksum(hidden, final, b"") != layout.sample_checksum(hidden, final)
     assert layout.sample_checksum(hidden + final, b"") != layout.sample_checksum(hidden, final)
+
+
+def test_the_guides_lines_read_a_sample_whose_rows_lie_in_several_places(tmp_path: Path) -> None:
+    """With any safetensors reader, and nothing of this package."""
+    written = sharing(tmp_path)
+    (path,) = (tmp_path / "shards").iterdir()
+    lines = (Path(__file__).parents[3] / "docs" / "trainers.md").read_text()
+    code = lines.split("share rows in six lines:\n\n```python\n")[1].split("```")[0]
+    assert len([line for line in code.splitlines() if line and "import" not in line]) == 6
+    names = layout.read_header(path).sample_ids
+    several = 0
+    for index, name in enumerate(names):
+        found: dict = {}
+        here = code.replace("results/…/shards/….safetensors", str(path))
+        exec(here.replace('"pt"), 0', f'"pt"), {index}'), found)
+        several += len(found["places"]) > 1
+        for tensor in ("input_ids", "hidden_states"):
+            assert found[tensor].equal(written.samples[name][tensor])
+    assert several > 2
+
+
+def test_shared_rows_are_in_the_file_once(tmp_path: Path) -> None:
+    written = sharing(tmp_path)
+    (path,) = (tmp_path / "shards").iterdir()
+    header, tokens = (
+        layout.read_header(path),
+        sum(len(s["input_ids"]) for s in written.samples.values()),
+    )
+    assert header.metadata["format_version"] == str(layout.SHARED_VERSION)
+    assert header.rows < tokens / 2
+    assert header.tensors["input_ids"][1] == (tokens,)
+    segments = layout.Shard(path).segments
+    size = written.spec.shard_bytes(
+        samples=6, tokens=tokens, rows=header.rows, segments=len(segments.places)
+    )
+    start = min(begin for _, _, begin, _ in header.tensors.values())
+    assert path.stat().st_size == start + size
+
+
+def test_where_nothing_is_shared_the_file_is_the_one_of_before(shard: Path, tmp_path: Path) -> None:
+    """The plan then hands no segments over (`test_plan`)."""
+    assert layout.read_header(shard).metadata["format_version"] == str(layout.FORMAT_VERSION)
+    assert "segments" not in layout.read_header(shard).tensors
+    assert share_prefixes(np.arange(5), [2, 3], minimum=1) is None
+
+
+def test_segments_that_are_not_those_of_the_shard_id_are_refused(tmp_path: Path) -> None:
+    """A reader would give a sample the rows of another."""
+    sharing(tmp_path)
+    (path,) = (tmp_path / "shards").iterdir()
+    _, _, begin, end = layout.read_header(path).tensors["segments"]
+    data = bytearray(path.read_bytes())
+    for at in range(begin, end, 5):
+        data[at] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(UserError, match="segments are not those of shard"):
+            layout.Shard(path)
+        data[at] ^= 1

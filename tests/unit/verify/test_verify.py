@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 import xxhash
-from captured import Captured, Files, capture, tiny_model, verify, write
+from captured import Captured, Files, capture, capture_sharing, tiny_model, verify, write
 from synthetic import manifest_with
 
+from draftstates import ids
 from draftstates.errors import UserError
 from draftstates.records import PlannedChecks, Verified
 from draftstates.shards import layout
@@ -111,6 +112,183 @@ def test_every_final_state_is_the_norm_of_r_n(
             in message
         )
         states[3] = kept
+
+
+# Shards whose samples share rows.
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_shard_whose_samples_share_rows_passes(model: Path, tmp_path: Path, seed: int) -> None:
+    captured = capture_sharing(model, samples=40, seed=seed)
+    files = write(captured, tmp_path)
+    verified, shard = _verify(files), layout.Shard(files.shard)
+    assert shard.header.rows < len(shard.input_ids)
+    assert list(verified.samples.tokens) == list(map(len, captured.tokens))
+    assert list(verified.samples.supervised_tokens) == [int(mask.sum()) for mask in captured.masks]
+    several = [index for index in range(40) if len(shard.segments.of_sample(index)) > 1]
+    assert several
+    for index in several:
+        # of all rows, the shared ones too
+        raw = [
+            states[index].view(torch.uint8).numpy().tobytes()
+            for states in (captured.hidden, captured.final)
+        ]
+        assert verified.samples.checksum[index] == layout.sample_checksum(*raw)
+
+
+def _recaptured_child(captured: Captured) -> tuple[int, int]:
+    """Return a sample with shared rows that is recaptured, and how many of those are."""
+    return next(
+        (position, min(rows, captured.segments.shared(position)))
+        for position, rows in captured.recaptures
+        if captured.segments.shared(position)
+    )
+
+
+def test_rows_that_are_not_those_of_the_sample_that_shares_them_are_caught_by_its_recapture(
+    model: Path, tmp_path: Path
+) -> None:
+    """What the recapture of a sample computes is held to the rows of the earlier sample."""
+    captured = capture_sharing(model)
+    position, rows = _recaptured_child(captured)
+    number = [place for place, _ in captured.recaptures].index(position)
+    captured.again_hidden[number][: rows // 2 + 1] *= 3
+    message = _refused(write(captured, tmp_path))
+    assert _checks(message) == {"prefix"}
+    assert captured.names[position] in message
+
+
+def test_a_bad_shared_row_is_a_fault_of_the_sample_that_it_was_captured_for(
+    model: Path, tmp_path: Path
+) -> None:
+    captured = capture_sharing(model)
+    recaptured = {position for position, _ in captured.recaptures}
+    child, row = next(
+        (index, int(captured.segments.row_numbers(index)[0]))
+        for index in range(12)
+        if captured.segments.shared(index) and index not in recaptured
+    )
+    files = write(captured, tmp_path)
+    begin, width = layout.read_header(files.shard).states()["hidden_states"]
+    with open(files.shard, "r+b") as file:
+        file.seek(begin + row * width)
+        file.write(bytes(width))
+    message = _refused(files)
+    owner = captured.segments.ends.tolist().index(row)
+    assert f"sample {captured.names[owner]}: values: row 0 of r_2 is all zero" in message
+    assert f"sample {captured.names[child]}: values" not in message
+    assert {"values", "checksum"} <= _checks(message)
+
+
+@pytest.mark.parametrize(("field", "change"), [("shared_rows", -1), ("rows", 1), ("first_row", 1)])
+def test_rows_written_and_rows_shared_must_be_the_tokens_sent(
+    model: Path, tmp_path: Path, field: str, change: int
+) -> None:
+    captured = capture_sharing(model)
+    child = next(index for index in range(12) if captured.segments.shared(index))
+    files = write(captured, tmp_path)
+
+    def other(said: dict) -> None:
+        said["samples"][child][field] += change
+
+    files.change_receipts(other)
+    message = _refused(files)
+    assert _checks(message) == {"counts"}
+    assert f"sample {captured.names[child]}: counts: {field}" in message
+
+
+def _cached(
+    captured: Captured, child: int, cached: int, namespaces: dict[int, str | None]
+) -> Callable[[dict], None]:
+    """Return a change of receipts: so many cached tokens of a sample, and samples' namespaces."""
+
+    def change(said: dict) -> None:
+        for index, entry in enumerate(said["samples"]):
+            entry["namespace"] = namespaces.get(index, "one")
+        rest = captured.tokens[child][cached:]
+        said["samples"][child] |= {"cached_tokens": cached, "ids_hash": ids.ids_hash(rest)}
+
+    return change
+
+
+def _child_of_two(captured: Captured) -> int:
+    """Return a sample that shares rows of two others at least."""
+    return next(index for index in range(40) if len(captured.segments.owners(index)) > 1)
+
+
+@pytest.mark.parametrize("missing", [0, 3])
+def test_shared_rows_may_come_from_the_cache_that_their_samples_have_filled(
+    model: Path, tmp_path: Path, missing: int
+) -> None:
+    """All of them, or fewer, where some were evicted."""
+    captured = capture_sharing(model, samples=40)
+    child = _child_of_two(captured)
+    files = write(captured, tmp_path)
+    files.change_receipts(_cached(captured, child, captured.segments.shared(child) - missing, {}))
+    _verify(files)
+
+
+@pytest.mark.parametrize("owner", [0, -1])
+@pytest.mark.parametrize("namespace", ["two", None])
+def test_cached_tokens_of_rows_that_were_not_written_in_the_same_namespace_are_caught(
+    model: Path, tmp_path: Path, owner: int, namespace: str | None
+) -> None:
+    """As where the earlier sample was captured in another attempt, or copied."""
+    captured = capture_sharing(model, samples=40)
+    child = _child_of_two(captured)
+    files = write(captured, tmp_path)
+    namespaces = {captured.segments.owners(child)[owner]: namespace}
+    files.change_receipts(_cached(captured, child, 4, namespaces))
+    message = _refused(files)
+    assert "cached tokens" in _checks(message)
+    assert f"sample {captured.names[child]}: cached tokens: cached_tokens: expected 0" in message
+
+
+def test_more_cached_tokens_than_shared_rows_are_caught(model: Path, tmp_path: Path) -> None:
+    captured = capture_sharing(model, samples=40)
+    child = _child_of_two(captured)
+    shared = captured.segments.shared(child)
+    files = write(captured, tmp_path)
+    files.change_receipts(_cached(captured, child, shared + 1, {}))
+    message = _refused(files)
+    assert f"cached_tokens: expected {shared}, the receipt has {shared + 1}" in message
+
+
+@pytest.mark.parametrize("distance", [0.2, 0.3, float("nan")])
+def test_rows_that_came_again_otherwise_are_caught(
+    model: Path, tmp_path: Path, distance: float
+) -> None:
+    captured = capture_sharing(model)
+    child = next(index for index in range(12) if captured.segments.shared(index))
+    files = write(captured, tmp_path)
+    again = {"again_rows": 2, "again_distance": distance}
+    files.change_receipts(lambda said: said["samples"][child].update(again))
+    if distance == 0.2:
+        _verify(files)
+        return
+    message = _refused(files)
+    assert _checks(message) == {"prefix"}
+    assert f"sample {captured.names[child]}: prefix: a row of 2 that were computed again" in message
+
+
+def test_cached_tokens_without_a_namespace_are_caught(model: Path, tmp_path: Path) -> None:
+    captured = capture_sharing(model, samples=40)
+    child = _child_of_two(captured)
+    files = write(captured, tmp_path)
+    files.change_receipts(_cached(captured, child, 4, dict.fromkeys(range(40))))
+    assert "cached tokens" in _checks(_refused(files))
+
+
+def test_segments_of_other_tokens_are_refused_though_the_shard_id_says_them(
+    model: Path, tmp_path: Path
+) -> None:
+    """As a plan with a fault in its search for prefixes would ask for them."""
+    captured = capture_sharing(model)
+    child = next(index for index in range(12) if captured.segments.shared(index))
+    captured.tokens[child][1] += 1
+    message = _refused(write(captured, tmp_path))
+    assert _checks(message) == {"counts"}
+    assert "are those of other tokens" in message
 
 
 # Faults at capture: the receipts agree with what was written.

@@ -1,0 +1,148 @@
+"""Capture of samples that share prefixes: with rows of their own, stored once, and computed once.
+
+    python benchmarks/prefixes.py --model models/SmolLM2-135M-Instruct --dtype float32 \\
+        --structure sharegpt_prefixes.json --conversations 20 --to disk=results/bench --repeats 3
+
+The structure is that of real conversations, one sample per turn: for each conversation a list of
+[tokens, number of the parent in the conversation or -1, tokens shared with it]. The ids are random.
+Each repeat runs every mode once, in rotated order:
+
+- `plain`: requests without capture to a server without the plug-in;
+- `off:<name>`: capture with `share_prefixes: false`;
+- `stored once:<name>`: capture with `share_prefixes: true`;
+- `computed once:<name>`: capture with `reuse_prefixes: true`, by a server with a radix cache.
+
+Rates count the tokens of all samples, shared ones too, divided by the time from the first request
+until every row is synced. The output is one JSON line per measurement, then a table with the bytes.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent.parent / "tests" / "server"))
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import statistics
+import tempfile
+from functools import partial
+
+import numpy as np
+from bench_servers import bench_spec, own_servers, turn
+from capture import add_server_arguments, capture, plain, record, shards_of
+from server_harness import CPU_FLAGS, Running
+
+from draftstates.model.folder import ModelFolder
+
+
+def random_samples(
+    structure: list[list[tuple[int, int, int]]], *, vocabulary: int, seed: int
+) -> list[np.ndarray]:
+    """Return samples of random ids that share prefixes as the structure says.
+
+    Args:
+        structure: of each conversation, tokens, parent and shared tokens of each sample.
+        vocabulary: ids are below this number.
+        seed: of the random numbers.
+    """
+    random, found = np.random.default_rng(seed), []
+    for conversation in structure:
+        samples: list[np.ndarray] = []
+        for length, parent, shared in conversation:
+            head = samples[parent][:shared] if parent >= 0 else np.empty(0, np.int32)
+            own = random.integers(3, vocabulary, length - len(head)).astype(np.int32)
+            samples.append(np.concatenate([head, own]))
+        found += samples
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_server_arguments(parser)
+    parser.add_argument("--structure", type=Path, required=True, help="JSON file")
+    parser.add_argument("--conversations", type=int, help="the first so many; default: all")
+    parser.add_argument("--min-shared-tokens", type=int, default=64)
+    arguments = parser.parse_args()
+    arguments.native, arguments.graphs, arguments.reuse_prefixes = 0, None, True
+    flags = CPU_FLAGS if arguments.flags is None else arguments.flags.split()
+    model = ModelFolder(arguments.model)
+    structure = json.loads(arguments.structure.read_text())[: arguments.conversations]
+    with contextlib.ExitStack() as stack:
+        logs = arguments.logs or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        logs.mkdir(parents=True, exist_ok=True)
+        servers = own_servers(stack, bench_spec(model, arguments), arguments, flags, logs)
+        stack.enter_context(turn(arguments.turn))
+        print(measure(servers, structure, arguments, vocabulary=model.vocab_size), flush=True)
+
+
+def measure(
+    servers: dict, structure: list, arguments: argparse.Namespace, *, vocabulary: int
+) -> str:
+    """Run every mode once a repeat, and return the table."""
+    limit = arguments.tokens_in_flight
+    modes = {"plain": lambda samples: plain(servers["plain"], samples, limit)}
+    for name, folder in (item.split("=", 1) for item in arguments.to):
+        for mode, capturing, minimum in (
+            ("off", servers["capture"], None),
+            ("stored once", servers["capture"], arguments.min_shared_tokens),
+            ("computed once", reusing(servers["reusing"]), arguments.min_shared_tokens),
+        ):
+            modes[f"{mode}:{name}"] = partial(
+                capture_all, capturing, Path(folder).resolve(), minimum, arguments
+            )
+    warm = random_samples(
+        structure[: max(2, len(structure) // 4)], vocabulary=vocabulary, seed=1000
+    )
+    for run in modes.values():
+        run(warm)
+    measured: dict[str, list[dict]] = {}
+    names = list(modes)
+    for repeat in range(arguments.repeats):
+        samples = random_samples(structure, vocabulary=vocabulary, seed=repeat)
+        for name in names[repeat % len(names) :] + names[: repeat % len(names)]:
+            record(measured, name, samples, modes[name](samples), repeat)
+    return table(measured)
+
+
+def reusing(servers: list[Running]) -> list[Running]:
+    """Return servers with a radix cache such that requests share namespaces."""
+    endpoints = [
+        dataclasses.replace(server.endpoint, fresh_namespace=True, reuse_prefixes=True)
+        for server in servers
+    ]
+    return [
+        dataclasses.replace(server, endpoint=endpoint)
+        for server, endpoint in zip(servers, endpoints, strict=True)
+    ]
+
+
+def capture_all(
+    servers: list[Running],
+    folder: Path,
+    minimum: int | None,
+    arguments: argparse.Namespace,
+    samples: list[np.ndarray],
+) -> dict:
+    shards = arguments.shards or shards_of(servers, samples)
+    limit = arguments.tokens_in_flight
+    return capture(servers, samples, limit, folder, shards, min_shared_tokens=minimum)
+
+
+def table(measured: dict[str, list[dict]]) -> str:
+    """Return medians over the repeats; the bytes are those of shards, without recaptures."""
+    plain_rate = statistics.median(each["tok_s"] for each in measured["plain"])
+    whole = next(runs[0]["bytes"] for name, runs in measured.items() if name.startswith("off"))
+    lines = ["| | tokens/s | of plain | GB | of `off` |", "|---|---|---|---|---|"]
+    for name, runs in measured.items():
+        rate, size = statistics.median(each["tok_s"] for each in runs), runs[0].get("bytes")
+        stored = f"{size / 1e9:.2f} | {size / whole:.3f}" if size else "|"
+        lines.append(f"| {name} | {rate:,.0f} | {rate / plain_rate:.3f} | {stored} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
