@@ -53,6 +53,7 @@ rule compact:
         recaptures=str(CAPTURE.recaptures("{shard_id}")),
         receipts=str(CAPTURE.receipts("{shard_id}")),
         verified=str(CAPTURE.verified("{shard_id}")),
+        sampled=sampled_option,
         vouched=is_vouched_for,
     shell:
         """
@@ -73,7 +74,7 @@ rule compact:
             --shard {params.shard:q} \
             --recaptures {params.recaptures:q} \
             --receipts {params.receipts:q} \
-            --threads {threads} \
+            --threads {threads} {params.sampled} \
             --output {params.verified:q} >{log.verify:q} 2>&1
         exec python "$DRAFTSTATES_SCRIPTS/store.py" \
             --config "$DRAFTSTATES_CONFIG" \

@@ -278,10 +278,11 @@ class Supervisor:
         waiting = [lease.settings.fingerprint for lease in self._leases.waiting()]
         if settings.fingerprint in waiting:
             return
-        # A server job with a long start stays for longer, because a new start would cost as much.
+        # A server with a long start stays for longer, because a new start would cost as much. Jobs
+        # that verify and store a shard hold no lease, and the next ones need the server.
         starts = [one.start_seconds or 0.0 for one in self._servers]
-        keep = max(starts) if settings.launcher == "slurm" else 0.0
-        idle = time.monotonic() - self._leases.last_there > max(settings.idle_seconds, keep)
+        keep = max(settings.idle_seconds, *starts)
+        idle = time.monotonic() - self._leases.last_there > keep
         if waiting or (idle and settings.launcher != "external"):
             self.end()
 
