@@ -596,8 +596,8 @@ class LeaseOptions(Section):
     )
     idle_seconds: Positive = Field(
         60.0,
-        description="the server ends when nobody has used it for so long, and for at least as long as"
-        " it took to start",
+        description="the server ends when nobody has used it for so long, and for as long as it"
+        " took to start",
     )
     stop_seconds: Positive = Field(
         5.0, description="time between asking the server to end and killing it"

@@ -35,6 +35,8 @@ GROUPS = {
     "containers": "slurm",
     "workflow/test_incremental.py": "incremental",
     "workflow/test_kills.py": "kills",
+    "workflow/test_kill_campaign.py": "kill campaign",
+    "workflow/test_answers.py": "answers",
     "server/test_parallel.py": "server-shapes",
     "server/test_families.py": "families",
     "server": "server",
