@@ -51,7 +51,7 @@ def answer_chunk(
         url: address of the server.
         api_key: its key, if it has one.
         output: Parquet file to write, see `answered.ANSWERS`, in the folder of the answers' key;
-            its journal lies there in `.building` until then.
+            until then its journal is in `.building` in that folder.
 
     Returns:
         Figures: answers, those that were there already, sampled tokens and seconds.

@@ -1,7 +1,7 @@
 """Data sets of the hub: found in the local cache or fetched, and pinned to a commit.
 
 A record names what was found: id, subset, split, and the commit that the revision stood for. The
-rows are read by the record, so a branch that moves changes nothing until the record is made anew.
+rows are read by the record, so a branch that moves changes nothing until the record is made again.
 """
 
 import json

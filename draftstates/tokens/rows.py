@@ -220,7 +220,7 @@ def _check_kind(path: Path) -> None:
         )
     if path.suffix in COMPRESSED and not path.stat().st_size:
         raise UserError(
-            f"{path}: expected compressed data, found an empty file: get it anew, or leave it out"
+            f"{path}: expected compressed data, found an empty file: get it again, or leave it out"
         )
 
 
