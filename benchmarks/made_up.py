@@ -130,6 +130,8 @@ def write_tokens(path: Path, samples: int) -> None:
                 pa.array(np.zeros(len(rows), np.int32)),
                 pa.array(names),
                 *lists,
+                # the data's own answers have no log probabilities and no temperature
+                *(pa.nulls(len(rows), field.type) for field in list(SCHEMA)[5:]),
             ]
             writer.write_table(pa.Table.from_arrays(columns, schema=SCHEMA))
             tokens, targets = tokens + int(starts[-1]), targets + int(masks.sum())

@@ -248,10 +248,17 @@ class Client:
         if namespace is None and self._endpoint.fresh_namespace:
             namespace = destination.attempt
         meta = await self._generate(work, destination, namespace)
-        answer = _answer(meta)
+        prompt_tokens, cached_tokens = _count(meta, "prompt_tokens"), _count(meta, "cached_tokens")
+        try:
+            answer = _answer(meta)
+        except CaptureFailed as error:
+            if cached_tokens <= most_cached:
+                raise
+            # The plug-in cannot say why it never saw these rows.
+            computed = f"{rows - cached_tokens} of {rows} rows captured"
+            raise CaptureFailed(f"{computed}: {cached_tokens} came from a cache") from error
         server = _optional(answer, "server", str)
         _check_server(server, tested=self._endpoint.server)
-        prompt_tokens, cached_tokens = _count(meta, "prompt_tokens"), _count(meta, "cached_tokens")
         if prompt_tokens != rows:
             raise CaptureFailed(f"{rows} tokens sent, the server counted {prompt_tokens}")
         top = None if work.prefix else _top_tokens(meta)

@@ -78,6 +78,9 @@ def _remove(run: RunFolder) -> None:
     supervisor = read_json(run.supervisor)
     if not (supervisor and Process(**supervisor).is_alive()):
         shutil.rmtree(run.folder, ignore_errors=True)
+        # A run without servers leaves nothing; logs and locks of servers stay.
+        with contextlib.suppress(OSError):
+            run.folder.parent.rmdir()
 
 
 def _supervise(run: RunFolder, log: Path) -> None:

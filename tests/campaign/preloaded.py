@@ -6,6 +6,7 @@ started. That process forks, and the fork runs the script that the workspace had
 those of this repository, not the workspace's copies.
 """
 
+import atexit
 import contextlib
 import json
 import os
@@ -169,6 +170,8 @@ def _run(request: dict[str, Any], files: list[int]) -> None:
 
         traceback.print_exc()
     finally:
+        # a run removes its folder when its process ends
+        atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

@@ -146,6 +146,22 @@ def test_a_changed_row_answers_its_prompt_alone(tmp_path: Path, tiny_model: Path
         workspace.edit("draftstates/answers/client.py", "1.0, 5.0", "1.0, 6.0")
         assert workspace.run("answers").jobs("answer") == 0
         assert len(server.requests) == 7
+        check_killed_jobs_are_made(workspace)
+
+
+def check_killed_jobs_are_made(workspace: Workspace) -> None:
+    """Kill the job of each rule; the next run must make it."""
+    for rule, script in (("prompts", "prompts.py"), ("answer", "answers.py")):
+        flags = ["--forcerun", "prompts"]
+        if rule == "answer":
+            flags = []
+            next((workspace.results / "answers" / "one").glob("*/*.parquet")).unlink()
+        path = workspace.folder / "scripts" / script
+        whole = path.read_bytes()
+        path.write_text("import os\nos.kill(os.getpid(), 9)\n")
+        assert workspace.snakemake("answers", *flags).returncode != 0
+        path.write_bytes(whole)
+        assert workspace.run("answers").jobs(rule) == 1, f"{rule}: the killed job is forgotten"
 
 
 def shard_of(workspace: Workspace, source: str) -> dict[str, Any]:

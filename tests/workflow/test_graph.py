@@ -136,6 +136,14 @@ def test_shards_that_are_stored_in_a_compact_form_are_captured_once(workspace: W
     assert run.jobs("compact") == len(new | lost), "the edited shards, and those in doubt"
     assert not list(capture.glob("shards/*.safetensors"))
     assert workspace.run().nothing_to_be_done
+    # a job that is killed is made by the next run
+    store = workspace.folder / "scripts" / "store.py"
+    whole = store.read_bytes()
+    next((capture / "compact" / "e4m3-top-token").glob("*.safetensors")).unlink()
+    store.write_text("import os\nos.kill(os.getpid(), 9)\n")
+    assert workspace.snakemake().returncode != 0
+    store.write_bytes(whole)
+    assert workspace.run().jobs("compact") == 1
 
 
 def test_one_shard_and_the_attestation_deleted_is_one_capture(workspace: Workspace) -> None:
