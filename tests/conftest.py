@@ -36,7 +36,7 @@ GROUPS = {
     "workflow/test_incremental.py": "incremental",
     "workflow/test_kills.py": "kills",
     "workflow/test_kill_campaign.py": "kill campaign",
-    "workflow/test_answers.py": "answers",
+    "workflow/test_answering_runs.py": "answers",
     "server/test_parallel.py": "server-shapes",
     "server/test_families.py": "families",
     "server": "server",

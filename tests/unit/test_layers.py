@@ -1,6 +1,7 @@
 """The package's layers: imports follow the data's direction, and two libraries stay outside."""
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,13 @@ def test_a_library_is_imported_where_it_belongs(library: str, owner: str | None)
         if any(other.partition(".")[0] == library for other in imported(file.read_text()))
     }
     assert users == ({owner} if owner else set())
+
+
+def test_no_two_files_of_one_run_of_the_tests_have_the_same_name() -> None:
+    """Pytest skips the second of two modules of one name, with an error at the end."""
+    names = Counter(
+        path.name
+        for path in (PACKAGE.parent / "tests").rglob("test_*.py")
+        if path.parent.name != "exports" or "unit" in path.parts
+    )
+    assert [name for name, count in names.items() if count > 1] == []
