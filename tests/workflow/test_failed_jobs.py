@@ -36,7 +36,7 @@ SCRIPTS = {"demo_model": "prepare_demo_model", "parity": "check_parity"}
 # The last one is `cp` of a file, and Snakemake asks for its output as data.
 # `tokens_page` is made on request alone: a run that asks for it again makes it.
 WITHOUT_JOBS = {"all", "tokens_report", "demo_data", "tokens_page", "answers"}
-# `test_answering_runs.py` and `test_graph.py` kill the jobs of these, which need other configurations.
+# `test_answering_runs.py` and `test_graph.py` kill the jobs of these.
 ELSEWHERE = {"prompts", "answer", "compact"}
 # These scripts load libraries for seconds. After the first run, `REPLAY` takes their place.
 SLOW = ("tokenise", "plan", "vocabulary")
