@@ -200,11 +200,15 @@ def open_log(path: Path) -> int:
 
 
 def tail(path: Path, *, start: int = 0, lines: int = 20) -> str:
-    """Return the last lines of `path`, of the content from byte `start` on."""
-    with open(path, "rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        file.seek(max(start, end - 65536))
-        return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+    """Return the last lines of a log, of the content from byte `start` on, or why it has none."""
+    try:
+        with open(path, "rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(start, end - 65536))
+            return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+    # the lines explain an error, which counts without them
+    except OSError as error:
+        return f"({path} cannot be read: {error.strerror})"
 
 
 def publish(source: Path, final: Path, *, read_only: bool = False) -> None:

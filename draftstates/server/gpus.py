@@ -41,15 +41,16 @@ class GpuLock:
         lock = os.open(state / "gpus.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"{json.dumps(self._holder)}\n".encode(), 0)
+            self._lock = lock
         except BlockingIOError:
-            text = os.pread(lock, 4096, 0).decode()
-            os.close(lock)
-            self._refuse_living(state, text)
-            return False
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{json.dumps(self._holder)}\n".encode(), 0)
-        self._lock = lock
-        return True
+            self._refuse_living(state, os.pread(lock, 4096, 0).decode())
+        finally:
+            # an open descriptor would hold the lock against this process too
+            if self._lock is None:
+                os.close(lock)
+        return self._lock is not None
 
     def release(self) -> None:
         """Release the lock. It stays held as long as a keeper lives."""

@@ -103,13 +103,13 @@ class Lease:
 
     def grant(self, generation: str, content: dict[str, Any]) -> None:
         """Give the client a server."""
-        self.generation = generation
         self._answer({**content, "generation": generation})
+        self.generation = generation
 
     def refuse(self, error: str) -> None:
         """Refuse the lease with an error for the client."""
-        self.generation = _REFUSED
         self._answer({"error": error})
+        self.generation = _REFUSED
 
     def _answer(self, content: dict[str, Any]) -> None:
         # the client may have just given the lease back

@@ -57,23 +57,28 @@ class LocalServer:
         if settings.image and settings.scratch:
             settings.scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
         output = open_log(self.log)
-        os.write(output, f"--- {time.strftime('%F %T')} {command}\n".encode())
-        self._log_start = os.fstat(output).st_size
         self._report, report = os.pipe()
-        os.set_blocking(self._report, False)
-        keeper = [sys.executable, "-m", "draftstates.server.keeper"]
-        self._keeper = start_child(
-            [*keeper, str(settings.stop_seconds), str(report), *command],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env={**_own_environment(settings), **settings.env, **(environment or {})},
-            # the keeper inherits the held descriptors; the server inherits none of them
-            pass_fds=(*held, report),
-            when_orphaned=signal.SIGTERM,
-        )
-        os.close(output)
-        os.close(report)
+        try:
+            os.write(output, f"--- {time.strftime('%F %T')} {command}\n".encode())
+            self._log_start = os.fstat(output).st_size
+            os.set_blocking(self._report, False)
+            keeper = [sys.executable, "-m", "draftstates.server.keeper"]
+            self._keeper = start_child(
+                [*keeper, str(settings.stop_seconds), str(report), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**_own_environment(settings), **settings.env, **(environment or {})},
+                # the keeper inherits the held descriptors; the server inherits none of them
+                pass_fds=(*held, report),
+                when_orphaned=signal.SIGTERM,
+            )
+        except OSError:
+            os.close(self._report)
+            raise
+        finally:
+            os.close(output)
+            os.close(report)
 
     def failure(self, *, ready: bool) -> Failure | None:
         """Return how the server ended, or None while it runs.

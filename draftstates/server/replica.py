@@ -97,8 +97,9 @@ class Replica:
     def _until_healthy(self) -> Failure | None:
         problem = health(self.address.url, seconds=_HEALTH_SECONDS)
         if problem is None:
+            failure = self._start_selftest() if self._settings.selftest else None
             self._look = self._until_tested
-            return self._start_selftest() if self._settings.selftest else None
+            return failure
         if not self._is_late():
             return None
         limit = self._settings.start_seconds
@@ -123,10 +124,11 @@ class Replica:
         if self._test:
             # the self-test adds the name of the server that has passed it
             self.address = read_address(self.place.candidate)
-            self.place.candidate.unlink()
-        self.start_seconds = time.monotonic() - self._began
-        found = {"url": self.address.url, "start_seconds": self.start_seconds}
+        start_seconds = time.monotonic() - self._began
+        found = {"url": self.address.url, "start_seconds": start_seconds}
         write_private(self.place.address, found)
+        self.place.candidate.unlink(missing_ok=True)
+        self.start_seconds = start_seconds
         self._look = lambda: None
         return None
 
@@ -135,10 +137,13 @@ class Replica:
 
     def _start_selftest(self) -> Failure | None:
         """Start the self-test with the address, which no client has yet."""
-        self.address.write(self.place.candidate)
         values = {"{address}": str(self.place.candidate), "{python}": sys.executable}
         command = fill(self._settings.selftest, values)
-        output = open_log(self.place.selftest_log)
+        try:
+            self.address.write(self.place.candidate)
+            output = open_log(self.place.selftest_log)
+        except OSError as error:
+            return Failure(f"the self-test cannot be started: {error}")
         try:
             self._test = start_child(
                 command,

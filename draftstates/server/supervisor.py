@@ -125,7 +125,7 @@ class Supervisor:
         if settings.launcher == "local":
             try:
                 free = self._gpus.take(settings.state)
-            except UserError as error:
+            except (UserError, OSError) as error:
                 self._refuse_all(settings, Failure(str(error)))
                 return
             if not free:
@@ -148,9 +148,9 @@ class Supervisor:
         settings = self._settings
         assert settings
         place = self._run.server(f"{number}-{secrets.token_hex(8)}")
-        place.folder.mkdir(mode=0o700)
         common = {"number": number, "place": place}
         try:
+            place.folder.mkdir(mode=0o700)
             if settings.launcher == "slurm":
                 server: Server = SlurmServer(
                     self._run, settings, self._queue, api_key=self._api_key, **common
@@ -167,7 +167,9 @@ class Supervisor:
                     held=self._gpus.held,
                 )
                 server = Replica(settings, engine, api_key=self._api_key, **common)
-        except UserError as error:
+        except (UserError, OSError) as error:
+            # a job that Slurm has accepted all the same finds no settings, and ends
+            shutil.rmtree(place.folder, ignore_errors=True)
             return Failure(str(error), lasting=isinstance(error, LastingError))
         self._servers.append(server)
         return None
@@ -222,18 +224,20 @@ class Supervisor:
 
     def _refuse_all(self, settings: ServerSettings, failure: Failure) -> None:
         error = failure.for_clients()
-        if failure.lasting:
-            write_private(self._run.lasting / settings.fingerprint, {"error": error})
         for lease in self._leases.waiting():
             if lease.settings.fingerprint == settings.fingerprint:
                 lease.refuse(error)
+        if failure.lasting:
+            write_private(self._run.lasting / settings.fingerprint, {"error": error})
 
     def _end(self, server: Server, why: str) -> None:
         """Begin to end a server; its clients read why."""
         self._servers.remove(server)
         self._ending.append(server)
-        self._withdraw(server.place.generation, why)
-        server.end()
+        try:
+            self._withdraw(server.place.generation, why)
+        finally:
+            server.end()
 
     def _withdraw(self, generation: str, why: str) -> None:
         place = self._run.server(generation)

@@ -1,6 +1,8 @@
 """The supervisor's decisions about server jobs. Slurm is made up."""
 
+import errno
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +12,12 @@ import pytest
 
 from draftstates.files import write_private
 from draftstates.server.folder import RunFolder, ServerFolder, leave_error
+from draftstates.server.gpus import GpuLock
+from draftstates.server.lasting import Failure
 from draftstates.server.leases import Request
+from draftstates.server.local import LocalServer
 from draftstates.server.processes import Process
+from draftstates.server.replica import Replica
 from draftstates.server.settings import ServerSettings
 from draftstates.server.slurm import commands
 from draftstates.server.supervisor import Supervisor
@@ -38,6 +44,24 @@ class Queue:
         return True
 
 
+class Engine:
+    """A local server that runs until `dead` says how it ended."""
+
+    def __init__(self, number: int) -> None:
+        self.url, self.dead = f"http://127.0.0.1:{9 + number}", ""
+
+    def failure(self, *, ready: bool) -> Failure | None:
+        return Failure(self.dead) if self.dead else None
+
+    def end(self) -> None: ...
+
+    def is_gone(self) -> bool:
+        return True
+
+    def last_lines(self) -> str:
+        return ""
+
+
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
     made = Queue()
@@ -62,6 +86,14 @@ def settings(tmp_path: Path, **changes: Any) -> ServerSettings:
         "slurm": {"poll_seconds": 1.0},
     }
     return ServerSettings(**{**given, "launcher": "slurm", **changes})
+
+
+def local_settings(tmp_path: Path, **changes: Any) -> ServerSettings:
+    return settings(tmp_path, launcher="local", **{"state": tmp_path, **changes})
+
+
+def raise_no_space(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def start(run: RunFolder) -> Supervisor:
@@ -273,3 +305,80 @@ def test_a_step_of_another_machine_gets_no_server_that_only_this_machine_reaches
     tick(start(run))
     assert "local serves steps of its own machine, found one of another" in error_of(request)
     assert not present(run)
+
+
+def test_a_server_whose_log_cannot_be_written_is_refused_and_leaves_nothing(
+    run: RunFolder, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    request = Request(run.leases, local_settings(tmp_path, log=tmp_path / "file/server.log"))
+    supervisor = start(run)
+    supervisor.tick()
+    assert "file" in error_of(request)
+    assert not list(run.servers.iterdir())
+    supervisor.tick()
+    request.give_back()
+    supervisor.tick()
+    assert not supervisor.is_needed
+
+
+def test_a_lock_that_cannot_be_made_is_the_error_of_the_lease(
+    run: RunFolder, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    request = Request(run.leases, local_settings(tmp_path, state=tmp_path / "file/state"))
+    start(run).tick()
+    assert "file/state" in error_of(request)
+
+
+def test_a_lock_that_cannot_be_written_is_not_held(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = GpuLock(run.folder, Process.current())
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", raise_no_space)
+        with pytest.raises(OSError, match="No space left"):
+            lock.take(tmp_path)
+    assert lock.take(tmp_path)
+    assert not GpuLock(run.folder, Process.current()).take(tmp_path), "the same run waits"
+    lock.release()
+
+
+def test_a_server_that_cannot_be_started_leaves_no_descriptor(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftstates.server.local.start_child", raise_no_space)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="No space left"):
+        LocalServer(local_settings(tmp_path), replica=0, key_config=run.key_config)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_an_answer_that_cannot_be_written_is_written_later(
+    run: RunFolder, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = start(run)
+    request = Request(run.leases, settings(tmp_path))
+    tick(supervisor)
+    ready(run)
+    with monkeypatch.context() as full:
+        full.setattr("draftstates.server.leases.overwrite", raise_no_space)
+        with pytest.raises(OSError, match="No space left"):
+            tick(supervisor)
+    tick(supervisor)
+    assert (request.answer() or {})["url"] == "http://node:1"
+
+
+def test_a_self_test_that_cannot_be_started_refuses_the_server(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftstates.server.replica.health", lambda *_, **__: None)
+    monkeypatch.setattr("draftstates.server.replica.open_log", raise_no_space)
+    place = run.server("0")
+    place.folder.mkdir()
+    tested = Replica(
+        local_settings(tmp_path, selftest=["true"]), Engine(0), api_key="k", number=0, place=place
+    )
+    failure = tested.failure()
+    assert failure and "No space left" in failure.error
+    assert not tested.ready
