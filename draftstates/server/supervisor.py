@@ -206,7 +206,8 @@ class Supervisor:
             return
         if not any(other.ready for other in self._servers):
             # after a server that has served, the leases that wait get another one
-            self._fail_all(failure, refuse=not server.ready or failure.lasting)
+            served = server.ready and self._together
+            self._fail_all(failure, refuse=not served or failure.lasting)
             return
         assert self._settings
         self._restarts[server.number] += 1

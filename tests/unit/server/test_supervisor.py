@@ -382,3 +382,29 @@ def test_a_self_test_that_cannot_be_started_refuses_the_server(
     failure = tested.failure()
     assert failure and "No space left" in failure.error
     assert not tested.ready
+
+
+def test_a_replica_that_dies_before_the_others_are_ready_does_not_start_all_again_for_ever(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines: list[Engine] = []
+
+    def made(_: ServerSettings, *, replica: int, **__: object) -> Engine:
+        engines.append(Engine(replica))
+        return engines[-1]
+
+    monkeypatch.setattr("draftstates.server.supervisor.LocalServer", made)
+    monkeypatch.setattr(
+        "draftstates.server.replica.health",
+        # the second loads on
+        lambda url, **_: "loading" if url.endswith(":10") else None,
+    )
+    request = Request(run.leases, local_settings(tmp_path, replicas=2))
+    supervisor = start(run)
+    for _ in range(3):
+        supervisor.tick()
+    engines[0].dead = "out of memory"
+    for _ in range(3):
+        supervisor.tick()
+    assert "out of memory" in error_of(request)
+    assert len(engines) == 2
