@@ -12,8 +12,10 @@ import dataclasses
 import secrets
 import shutil
 import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from draftstates.errors import LastingError, UserError
@@ -307,14 +309,38 @@ def _say(text: str) -> None:
     print(f"{time.strftime('%F %T')} {text}", flush=True)
 
 
+def _keep_beating(heartbeat: Path) -> Callable[[], None]:
+    """Beat in a thread: a tick may wait for Slurm for longer than clients and jobs do.
+
+    Returns:
+        A function that ends the thread.
+    """
+    done = threading.Event()
+
+    def keep() -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                beat(heartbeat)
+            if done.wait(_BEAT_SECONDS):
+                return
+
+    thread = threading.Thread(target=keep, name="heartbeat", daemon=True)
+    thread.start()
+
+    def stop() -> None:
+        done.set()
+        # a beat that is late would bring the file back
+        thread.join()
+
+    return stop
+
+
 def serve(run: RunFolder, owner: Process) -> None:
     """Run a supervisor until nobody needs it or the owner is gone."""
-    supervisor, next_beat = Supervisor(run, owner), 0.0
+    supervisor = Supervisor(run, owner)
+    stop_beating = _keep_beating(run.heartbeat)
     try:
         while owner.is_alive() and run.folder.exists():
-            if time.monotonic() >= next_beat:
-                next_beat = time.monotonic() + _BEAT_SECONDS
-                beat(run.heartbeat)
             try:
                 supervisor.tick()
                 if not supervisor.is_needed:
@@ -324,6 +350,7 @@ def serve(run: RunFolder, owner: Process) -> None:
                 _say(str(error))
             time.sleep(_POLL_SECONDS)
     finally:
+        stop_beating()
         over = not owner.is_alive()
         if over:
             # from now on no error of a server counts, and every other process of the run ends

@@ -41,8 +41,9 @@ class Queue:
         now = time.monotonic()
         if now < self._next_look:
             return
-        self._next_look = now + every
         entries = commands.queue(self.job_name)
+        # a controller that does not answer may have taken longer than `every`
+        self._next_look = time.monotonic() + every
         if entries is not None:
             self._entries, self.seen = entries, now
 
