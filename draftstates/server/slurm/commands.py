@@ -53,7 +53,15 @@ def submit(arguments: list[str], *, name: str, log: Path, command: list[str]) ->
     fixed = ["--parsable", "--job-name", name, "--output", str(log), "--open-mode=append"]
     # a requeued job would come back under the name of a server that is known to have failed
     fixed += ["--no-requeue", "--nodes=1", "--ntasks=1"]
-    done = _run(["sbatch", *fixed, *arguments], text=script)
+    try:
+        done = _run(["sbatch", *fixed, *arguments], text=script)
+    except OSError as error:
+        # a machine that is out of processes, or a file server, may recover
+        missing = isinstance(error, FileNotFoundError | PermissionError)
+        raise (LastingError if missing else UserError)(
+            f"sbatch cannot be started on this machine: {error.strerror}; server.launcher slurm"
+            " needs it"
+        ) from error
     if done.returncode:
         said = done.stderr.strip() or f"status {done.returncode}"
         kind = UserError if _PASSING.search(said) else LastingError
@@ -62,9 +70,15 @@ def submit(arguments: list[str], *, name: str, log: Path, command: list[str]) ->
 
 
 def queue(name: str) -> dict[str, QueueEntry] | None:
-    """Return the present jobs of that name by id, or None if Slurm does not answer."""
+    """Return the present jobs of that name by id, or None if Slurm does not answer.
+
+    A command that cannot be started is no answer either.
+    """
     mine = ["--user", getpass.getuser(), "--name", name]
-    done = _run(["squeue", "--noheader", *mine, "--format", "%i|%T|%r|%L"])
+    try:
+        done = _run(["squeue", "--noheader", *mine, "--format", "%i|%T|%r|%L"])
+    except OSError:
+        return None
     if done.returncode:
         return None
     entries = {}
@@ -78,7 +92,10 @@ def queue(name: str) -> dict[str, QueueEntry] | None:
 def cancel(jobs: Iterable[str]) -> bool:
     """Cancel jobs, and return whether Slurm accepted the request."""
     jobs = list(jobs)
-    return not jobs or _run(["scancel", *jobs]).returncode == 0
+    try:
+        return not jobs or _run(["scancel", *jobs]).returncode == 0
+    except OSError:
+        return False
 
 
 def seconds(text: str) -> float | None:
@@ -106,8 +123,3 @@ def _run(command: list[str], *, text: str = "") -> "subprocess.CompletedProcess[
         )
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 1, "", f"no answer within {_SECONDS:g} s")
-    except OSError as error:
-        raise LastingError(
-            f"{command[0]} cannot be started on this machine: {error.strerror}; server.launcher"
-            " slurm needs it"
-        ) from error

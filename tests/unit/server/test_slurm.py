@@ -1,14 +1,21 @@
 """Slurm's commands and queue, where a controller or this machine is in trouble."""
 
+import errno
+import os
+import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from draftstates.errors import LastingError, UserError
 from draftstates.server import supervisor
 from draftstates.server.folder import RunFolder
+from draftstates.server.leases import Request
 from draftstates.server.processes import Process
+from draftstates.server.settings import ServerSettings
 from draftstates.server.slurm import commands
 from draftstates.server.slurm.server import Queue
 
@@ -18,6 +25,12 @@ def run(tmp_path: Path) -> RunFolder:
     made = RunFolder(tmp_path / "run")
     made.make(Process.current())
     return made
+
+
+def slurm_settings(tmp_path: Path) -> ServerSettings:
+    return ServerSettings(
+        launcher="slurm", state=tmp_path, log=tmp_path / "server.log", command=["server"]
+    )
 
 
 def test_a_controller_that_answers_late_is_asked_once_for_all_replicas(
@@ -52,3 +65,33 @@ def test_the_supervisor_beats_while_slurm_does_not_answer(
     supervisor.serve(run, Process.current())
     assert len(beats) > 2
     assert "heartbeat" not in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.fixture(params=[errno.EAGAIN, errno.ENOENT])
+def refused(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Have no process start; yield the number of the error."""
+
+    def refuse(command: list[str], **_: object) -> None:
+        raise OSError(request.param, os.strerror(request.param), command[0])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "run", refuse)
+        yield request.param
+
+
+def test_a_command_of_slurm_that_cannot_be_started_is_no_answer(
+    refused: int, tmp_path: Path
+) -> None:
+    assert commands.queue("name") is None
+    assert commands.cancel(["1"]) is False
+    with pytest.raises(UserError, match="sbatch cannot be started") as raised:
+        commands.submit([], name="name", log=tmp_path / "log", command=["true"])
+    assert isinstance(raised.value, LastingError) == (refused == errno.ENOENT)
+
+
+def test_a_machine_without_slurm_is_the_error_of_the_lease(
+    run: RunFolder, tmp_path: Path, refused: int
+) -> None:
+    request = Request(run.leases, slurm_settings(tmp_path))
+    supervisor.Supervisor(run, Process.current()).tick()
+    assert "sbatch cannot be started" in (request.answer() or {})["error"]
