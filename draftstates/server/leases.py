@@ -155,7 +155,8 @@ def waiting_stems(folder: Path) -> list[Path]:
     """Return the paths, without suffix, of the leases that no supervisor has answered yet."""
     found = []
     for path in folder.glob("*.json"):
-        with contextlib.suppress(FileNotFoundError):
+        # given back, or on a file server that does not answer for a moment
+        with contextlib.suppress(OSError):
             if not path.with_suffix(".grant").stat().st_size:
                 found.append(path.with_suffix(""))
     return found

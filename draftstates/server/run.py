@@ -88,32 +88,46 @@ def _supervise(run: RunFolder, log: Path) -> None:
 
     A supervisor that was killed is replaced for the leases that wait. Its servers have ended.
     """
-    failures = 0
-    while run.folder.exists():
+    failures, problem = 0, None
+    while not _is_gone(run.folder):
         time.sleep(_POLL_SECONDS)
-        waiting = waiting_stems(run.leases)
-        if waiting and failures < _STARTS:
-            began = time.monotonic()
-            status = _run_supervisor(run, log)
-            failures = failures + 1 if time.monotonic() - began < _QUICK_SECONDS else 1
-            failures = failures if status else 0
-        elif waiting:
-            error = f"the server's supervisor ended {_STARTS} times; the last lines of {log}:"
-            for stem in waiting:
-                with contextlib.suppress(FileNotFoundError):
-                    overwrite(stem.with_suffix(".grant"), {"error": f"{error}\n{tail(log)}"})
-            failures = 0
+        # a file server may be unavailable for a moment
+        with contextlib.suppress(OSError):
+            waiting = waiting_stems(run.leases)
+            if waiting and failures < _STARTS:
+                began = time.monotonic()
+                problem = _run_supervisor(run, log)
+                failures = failures + 1 if time.monotonic() - began < _QUICK_SECONDS else 1
+                failures = failures if problem else 0
+            elif waiting:
+                error = f"the server's supervisor ended {_STARTS} times: {problem}"
+                for stem in waiting:
+                    with contextlib.suppress(OSError):
+                        overwrite(stem.with_suffix(".grant"), {"error": error})
+                failures = 0
 
 
-def _run_supervisor(run: RunFolder, log: Path) -> int:
-    """Run a supervisor to its end, and return its status."""
-    output = open_log(log)
-    command = [sys.executable, "-m", "draftstates.server.supervisor", str(run.folder)]
-    options = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+def _is_gone(folder: Path) -> bool:
     try:
-        return subprocess.Popen(command, start_new_session=True, **options).wait()
+        folder.stat()
+    except FileNotFoundError:
+        return True
+    # a file server that does not answer says nothing about the folder
+    except OSError:
+        pass
+    return False
+
+
+def _run_supervisor(run: RunFolder, log: Path) -> str | None:
+    """Run a supervisor to its end, and return how it failed, or None."""
+    command = [sys.executable, "-m", "draftstates.server.supervisor", str(run.folder)]
+    try:
+        output = open_log(log)
+        options = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+        try:
+            status = subprocess.Popen(command, start_new_session=True, **options).wait()
+        finally:
+            os.close(output)
     except OSError as error:
-        os.write(output, f"{command[0]} cannot be started: {error.strerror}\n".encode())
-        return 1
-    finally:
-        os.close(output)
+        return f"it cannot be started: {error}"
+    return f"the last lines of {log}:\n{tail(log)}" if status else None

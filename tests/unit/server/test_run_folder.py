@@ -1,16 +1,22 @@
 """What clients and server jobs of a cluster agree by, without a cluster."""
 
 import dataclasses
+import errno
+import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from draftstates.errors import UserError
 from draftstates.files import write_private
+from draftstates.server import run as run_module
 from draftstates.server.folder import (
     Pulse,
     RunFolder,
@@ -100,11 +106,57 @@ def test_a_supervisor_that_cannot_run_is_replaced_three_times_and_then_the_waiti
     run = start_run(tmp_path)
     settings = ServerSettings(state=tmp_path, log=tmp_path / "log", command=["server"])
     request = Request(run.leases, settings)
+    answer = answer_of(request)
+    assert "the server's supervisor ended 3 times" in answer["error"]
+    shutil.rmtree(run.folder)
+
+
+def answer_of(request: Request) -> dict[str, str]:
+    """Wait for the answer to a lease."""
     deadline = time.monotonic() + 20
     while not (answer := request.answer()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    return answer
+
+
+def test_a_supervisor_whose_log_cannot_be_opened_is_the_error_of_the_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAFTSTATES_RUN_FOLDER", "")
+    (tmp_path / "supervisor.log").mkdir()
+    run = start_run(tmp_path)
+    settings = ServerSettings(state=tmp_path, log=tmp_path / "log", command=["server"])
+    answer = answer_of(Request(run.leases, settings))
+    assert "Is a directory" in answer["error"] and "supervisor.log" in answer["error"]
+    shutil.rmtree(run.folder)
+
+
+def test_the_waiting_are_told_although_a_file_server_was_away_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAFTSTATES_RUN_FOLDER", "")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    stale = ["stat", "find", "tell"]
+    stat, find, tell = Path.stat, run_module.waiting_stems, run_module.overwrite
+
+    def once(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **options: Any) -> Any:
+            if name in stale and threading.current_thread().name == "supervise":
+                stale.remove(name)
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            return call(*args, **options)
+
+        return called
+
+    monkeypatch.setattr(Path, "stat", once("stat", stat))
+    monkeypatch.setattr(run_module, "waiting_stems", once("find", find))
+    monkeypatch.setattr(run_module, "overwrite", once("tell", tell))
+    run = start_run(tmp_path)
+    settings = ServerSettings(state=tmp_path, log=tmp_path / "log", command=["server"])
+    answer = answer_of(Request(run.leases, settings))
     assert "the server's supervisor ended 3 times" in answer["error"]
+    assert not stale
     shutil.rmtree(run.folder)
 
 
