@@ -32,7 +32,7 @@ _FAILURE_SECONDS = 3.0
 
 
 @contextlib.contextmanager
-def lease(settings: ServerSettings) -> Iterator[Address]:
+def lease(settings: ServerSettings, *, kept: bool = False) -> Iterator[Address]:
     """Hold a lease on the server that `settings` describe, which is started if necessary.
 
     Of several replicas, the lease is on the least busy one. The call blocks until the server is
@@ -41,6 +41,7 @@ def lease(settings: ServerSettings) -> Iterator[Address]:
 
     Args:
         settings: settings of the server (`server_settings`, `generate_settings`).
+        kept: whether a person holds the lease; meanwhile leases of another kind are refused.
 
     Raises:
         UserError: the server cannot start, fails its self-test, does not answer, or is in use with
@@ -48,7 +49,7 @@ def lease(settings: ServerSettings) -> Iterator[Address]:
             then contains the last lines of the server's log.
     """
     run = present_run() or _begin_run(settings)
-    request = Request(run.leases, settings)
+    request = Request(run.leases, settings, kept=kept)
     try:
         with _watching(request, run, limit=settings.slurm.heartbeat_seconds):
             answer = _wait(request, run)
@@ -85,7 +86,7 @@ def hold(settings: ServerSettings) -> None:
     Raises:
         UserError: the server does not start, or ends by itself.
     """
-    with lease(settings) as address:
+    with lease(settings, kept=True) as address:
         print(
             f"ready at {address.url}; its log is {settings.log}; Ctrl-C ends it; to run on it:"
             f" {RUN_FOLDER_VARIABLE}={os.environ[RUN_FOLDER_VARIABLE]} snakemake",

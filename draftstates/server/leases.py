@@ -26,9 +26,15 @@ _REFUSED = "refused"
 
 
 class Request:
-    """A lease as its client sees it."""
+    """A lease as its client sees it.
 
-    def __init__(self, folder: Path, settings: ServerSettings) -> None:
+    Args:
+        folder: folder of the leases.
+        settings: settings of the server that the client asks for.
+        kept: whether a person holds the lease, for as long as that person likes.
+    """
+
+    def __init__(self, folder: Path, settings: ServerSettings, *, kept: bool = False) -> None:
         # in the order of their requests
         self._stem = folder / f"{time.time_ns()}-{uuid.uuid4().hex}"
         job = os.environ.get("SLURM_JOB_ID")
@@ -39,6 +45,7 @@ class Request:
             self._path(".json"),
             {
                 "client": client,
+                "kept": kept,
                 "process": dataclasses.asdict(Process.current()),
                 "settings": json.loads(settings.to_json()),
             },
@@ -69,6 +76,7 @@ class Lease:
     Attributes:
         stem: path of the lease's files without their suffixes.
         client: the client in words, for the log.
+        kept: whether a person holds the lease until Ctrl-C.
         process: the client.
         settings: settings of the server that the client asks for.
         pulse: the client's life.
@@ -77,6 +85,7 @@ class Lease:
 
     stem: Path
     client: str
+    kept: bool
     process: Process
     settings: ServerSettings
     pulse: Pulse
@@ -95,6 +104,7 @@ class Lease:
         return cls(
             stem,
             asked["client"],
+            asked["kept"],
             process,
             ServerSettings.from_json(json.dumps(asked["settings"])),
             Pulse(process, stem.with_suffix(".beat")),
@@ -145,6 +155,13 @@ class Leases:
     def waiting(self) -> list[Lease]:
         """Return the leases without a server."""
         return [lease for lease in self._known.values() if lease.generation is None]
+
+    def keeper(self, generations: set[str]) -> str | None:
+        """Return the client by which a person keeps one of these servers up, or None."""
+        for lease in self._known.values():
+            if lease.kept and lease.generation in generations:
+                return lease.client
+        return None
 
     def on(self, generation: str) -> int:
         """Return the number of leases on one server."""

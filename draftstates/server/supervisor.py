@@ -121,6 +121,14 @@ class Supervisor:
                     f"{self._run.folder}: a server with other settings runs there for the same run;"
                     " wait until that is given back"
                 )
+            elif (
+                self._settings and settings.kind != self._settings.kind and (by := self._kept_by())
+            ):
+                lease.refuse(
+                    f"a run has servers of one kind at a time: expected `{settings.kind}`, found"
+                    f" `{self._settings.kind}`, which `draftstates serve` keeps up ({by}); end that"
+                    " with Ctrl-C, and run this step without DRAFTSTATES_RUN_FOLDER"
+                )
 
     def _begin(self, settings: ServerSettings) -> None:
         """Start all replicas, once no other server computes on the same GPUs."""
@@ -273,6 +281,10 @@ class Supervisor:
 
     def _in_use(self) -> bool:
         return any(self._leases.on(server.place.generation) for server in self._servers)
+
+    def _kept_by(self) -> str | None:
+        """Return the client by which a person keeps a server up, or None."""
+        return self._leases.keeper({server.place.generation for server in self._servers})
 
     def _end_unwanted(self) -> None:
         """End servers that are near their time limit, idle, or in the way of another kind."""

@@ -14,6 +14,7 @@ from draftstates.files import write_private
 from draftstates.server.folder import RunFolder, ServerFolder, leave_error
 from draftstates.server.gpus import GpuLock
 from draftstates.server.lasting import Failure
+from draftstates.server.lease import hold
 from draftstates.server.leases import Request
 from draftstates.server.local import LocalServer
 from draftstates.server.processes import Process
@@ -271,6 +272,45 @@ def test_other_settings_of_the_same_kind_are_refused_while_a_server_is_in_use(
     tick(supervisor)
     assert "a server with other settings runs there" in error_of(other)
     assert queue.submitted == 1
+
+
+def test_another_kind_is_refused_while_a_person_keeps_a_server_up(
+    run: RunFolder, queue: Queue, tmp_path: Path
+) -> None:
+    supervisor = start(run)
+    kept = Request(run.leases, settings(tmp_path), kept=True)
+    tick(supervisor)
+    ready(run)
+    tick(supervisor)
+    assert kept.answer()
+    other = Request(run.leases, settings(tmp_path, kind="generate"))
+    same = Request(run.leases, settings(tmp_path))
+    tick(supervisor)
+    assert "`draftstates serve` keeps up" in error_of(other)
+    assert (same.answer() or {})["url"] == "http://node:1"
+    kept.give_back()
+    later = Request(run.leases, settings(tmp_path, kind="generate"))
+    tick(supervisor)
+    assert later.answer() is None, "it waits for the lease that a step holds"
+    same.give_back()
+    for _ in range(3):
+        tick(supervisor)
+    assert queue.submitted == 2
+
+
+def test_a_server_that_a_person_keeps_up_is_asked_for_as_such(
+    run: RunFolder, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftstates.server.lease.present_run", lambda: run)
+    monkeypatch.setattr("draftstates.server.lease._wait", lambda *_: pytest.fail("asked"))
+    found = []
+    monkeypatch.setattr(
+        "draftstates.server.lease.Request.give_back",
+        lambda _: found.append(json.loads(next(run.leases.glob("*.json")).read_text())),
+    )
+    with pytest.raises(pytest.fail.Exception, match="asked"):
+        hold(settings(tmp_path))
+    assert found[0]["kept"] is True
 
 
 def test_a_supervisor_that_replaces_a_killed_one_ends_what_that_has_left_and_serves_who_waits(
