@@ -122,8 +122,19 @@ def become_subreaper() -> None:
 
 def exit_on_term() -> None:
     """Make TERM raise SystemExit, and ignore INT and HUP, which are meant for a terminal's jobs."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    for number in (signal.SIGINT, signal.SIGHUP):
+
+    def leave(number: int, _: object) -> None:
+        # a second TERM would end the clean-up
+        ignore(signal.SIGTERM)
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
+    ignore(signal.SIGINT, signal.SIGHUP)
+
+
+def ignore(*numbers: signal.Signals) -> None:
+    """Make signals have no effect on this process, unlike on the children that it starts."""
+    for number in numbers:
         # not SIG_IGN, which a child would inherit
         signal.signal(number, lambda *_: None)
 
@@ -156,7 +167,7 @@ def end_descendants(grace: float) -> None:
     Args:
         grace: seconds between TERM and KILL.
     """
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    ignore(signal.SIGTERM)
     deadline = time.monotonic() + grace
     terminated: set[int] = set()
     # zombies count: a main process whose threads are still ending has children below it

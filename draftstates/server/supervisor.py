@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import secrets
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -27,7 +28,13 @@ from draftstates.server.gpus import GpuLock
 from draftstates.server.lasting import Failure
 from draftstates.server.leases import Leases
 from draftstates.server.local import LocalServer, gpus_of
-from draftstates.server.processes import Process, become_subreaper, end_descendants, exit_on_term
+from draftstates.server.processes import (
+    Process,
+    become_subreaper,
+    end_descendants,
+    exit_on_term,
+    ignore,
+)
 from draftstates.server.replica import Replica
 from draftstates.server.settings import ServerSettings
 from draftstates.server.slurm import commands
@@ -362,6 +369,8 @@ def serve(run: RunFolder, owner: Process) -> None:
                 _say(str(error))
             time.sleep(_POLL_SECONDS)
     finally:
+        # TERM would end the clean-up
+        ignore(signal.SIGTERM)
         stop_beating()
         over = not owner.is_alive()
         if over:

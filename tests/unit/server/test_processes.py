@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 # The first thread of this process ends, the others go on: to the kernel it is a zombie that has a
 # living child. Every process with many threads or much memory passes through this state on its way
@@ -40,6 +41,29 @@ except ChildProcessError:
     print("no child is left")
 print("the grandchild lives" if os.path.exists(f"/proc/{child}") else "the grandchild is gone")
 """
+
+TERMINATED_TWICE = """
+import os, signal, subprocess
+from draftstates.server.processes import become_subreaper, end_descendants, exit_on_term
+
+exit_on_term()
+become_subreaper()
+child = subprocess.Popen(["sleep", "30"])
+print(child.pid, flush=True)
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+finally:
+    os.kill(os.getpid(), signal.SIGTERM)
+    end_descendants(5.0)
+"""
+
+
+def test_a_second_term_does_not_end_the_clean_up() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TERMINATED_TWICE], stdout=subprocess.PIPE, text=True, timeout=60
+    )
+    assert done.returncode == 143
+    assert not Path(f"/proc/{int(done.stdout)}").exists()
 
 
 def test_the_children_of_a_zombie_end_too_before_the_end_returns() -> None:
