@@ -15,6 +15,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from draftstates.errors import UserError
 from draftstates.files import write_private
 from draftstates.server.folder import Pulse, beat, overwrite, read_overwritten
 from draftstates.server.processes import Process
@@ -97,19 +98,28 @@ class Lease:
 
         Raises:
             FileNotFoundError: the client has just given the lease back.
+            UserError: the request is not one of this draftstates.
         """
-        asked = json.loads(stem.with_suffix(".json").read_text())
         answer = read_overwritten(stem.with_suffix(".grant"))
-        process = Process(**asked["process"])
-        return cls(
-            stem,
-            asked["client"],
-            asked["kept"],
-            process,
-            ServerSettings.from_json(json.dumps(asked["settings"])),
-            Pulse(process, stem.with_suffix(".beat")),
-            answer.get("generation", _REFUSED) if answer else None,
-        )
+        path = stem.with_suffix(".json")
+        text = path.read_bytes()
+        try:
+            asked = json.loads(text)
+            process = Process(**asked["process"])
+            return cls(
+                stem,
+                asked["client"],
+                asked["kept"],
+                process,
+                ServerSettings.from_json(json.dumps(asked["settings"])),
+                Pulse(process, stem.with_suffix(".beat")),
+                answer.get("generation", _REFUSED) if answer else None,
+            )
+        except (ValueError, KeyError, TypeError, RecursionError, UserError) as error:
+            raise UserError(
+                f"{path}: the supervisor of this run does not understand this request for a server"
+                f" ({type(error).__name__}: {error}); run the step with the run's own draftstates"
+            ) from error
 
     def grant(self, generation: str, content: dict[str, Any]) -> None:
         """Give the client a server."""
@@ -133,14 +143,21 @@ class Leases:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: dict[Path, Lease] = {}
+        # refused leases whose requests cannot be read
+        self._damaged: set[Path] = set()
         self.last_there = time.monotonic()
 
     def look(self) -> None:
         """Find new leases; forget leases that were given back and leases of dead clients."""
         stems = {path.with_suffix("") for path in self._folder.glob("*.json")}
-        for stem in sorted(stems - self._known.keys()):
+        self._damaged &= stems
+        for stem in sorted(stems - self._known.keys() - self._damaged):
             with contextlib.suppress(FileNotFoundError):
-                self._known[stem] = Lease.read(stem)
+                try:
+                    self._known[stem] = Lease.read(stem)
+                except UserError as error:
+                    overwrite(stem.with_suffix(".grant"), {"error": str(error)})
+                    self._damaged.add(stem)
         for stem, lease in list(self._known.items()):
             if stem not in stems:
                 del self._known[stem]

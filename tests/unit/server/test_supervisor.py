@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -311,6 +311,34 @@ def test_a_server_that_a_person_keeps_up_is_asked_for_as_such(
     with pytest.raises(pytest.fail.Exception, match="asked"):
         hold(settings(tmp_path))
     assert found[0]["kept"] is True
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda asked: "{",
+        lambda asked: "[]",
+        lambda asked: json.dumps({**asked, "settings": {**asked["settings"], "unknown": 1}}),
+        lambda asked: json.dumps({**asked, "process": {"pid": 1}}),
+        lambda asked: json.dumps({"client": "an earlier draftstates"}),
+    ],
+)
+def test_a_request_that_cannot_be_understood_is_refused_alone(
+    run: RunFolder, queue: Queue, tmp_path: Path, damage: Callable[[dict[str, Any]], str]
+) -> None:
+    damaged = Request(run.leases, settings(tmp_path))
+    (path,) = run.leases.glob("*.json")
+    path.write_text(damage(json.loads(path.read_text())))
+    well = Request(run.leases, settings(tmp_path))
+    supervisor = start(run)
+    tick(supervisor)
+    ready(run)
+    tick(supervisor)
+    assert "does not understand this request" in error_of(damaged)
+    assert path.name in error_of(damaged)
+    assert (well.answer() or {})["url"] == "http://node:1"
+    damaged.give_back()
+    tick(supervisor)
 
 
 def test_a_supervisor_that_replaces_a_killed_one_ends_what_that_has_left_and_serves_who_waits(
