@@ -254,8 +254,10 @@ class Supervisor:
         self._ending.append(server)
         try:
             self._withdraw(server.place.generation, why)
-        finally:
-            server.end()
+        # the server ends, and its leases are answered, although its clients do not read why
+        except OSError as error:
+            _say(str(error))
+        server.end()
 
     def _withdraw(self, generation: str, why: str) -> None:
         place = self._run.server(generation)
@@ -325,7 +327,9 @@ class Supervisor:
 
 
 def _say(text: str) -> None:
-    print(f"{time.strftime('%F %T')} {text}", flush=True)
+    # a full disk stops no decision
+    with contextlib.suppress(OSError):
+        print(f"{time.strftime('%F %T')} {text}", flush=True)
 
 
 def _keep_beating(heartbeat: Path) -> Callable[[], None]:

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -435,6 +436,34 @@ def test_an_answer_that_cannot_be_written_is_written_later(
             tick(supervisor)
     tick(supervisor)
     assert (request.answer() or {})["url"] == "http://node:1"
+
+
+def test_a_failure_on_a_full_disk_ends_the_server_and_is_the_error_of_the_lease(
+    run: RunFolder, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = start(run)
+    request = Request(run.leases, settings(tmp_path))
+    tick(supervisor)
+    fail_all(run, lasting=False)
+    with monkeypatch.context() as full:
+        full.setattr(Path, "touch", raise_no_space)
+        full.setattr("builtins.print", raise_no_space)
+        tick(supervisor)
+    assert "it refuses the model" in error_of(request)
+    assert not queue.jobs
+
+
+def test_the_end_of_a_server_is_noticed_without_its_log(run: RunFolder, tmp_path: Path) -> None:
+    wanted = local_settings(tmp_path, command=["/bin/false"])
+    server = LocalServer(wanted, replica=0, key_config=run.key_config)
+    wanted.log.unlink()
+    deadline = time.monotonic() + 60
+    while not (failure := server.failure(ready=True)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert "status 1" in failure.error and "cannot be read" in failure.error
+    while not server.is_gone():
+        time.sleep(0.05)
 
 
 def test_a_self_test_that_cannot_be_started_refuses_the_server(
