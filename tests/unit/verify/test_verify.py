@@ -197,6 +197,15 @@ def test_rows_written_and_rows_shared_must_be_the_tokens_sent(
     assert f"sample {captured.names[child]}: counts: {field}" in message
 
 
+def test_damaged_offsets_of_segments_are_refused(model: Path, tmp_path: Path) -> None:
+    files = write(capture_sharing(model), tmp_path)
+    _, _, begin, _ = layout.read_header(files.shard).tensors["segment_offsets"]
+    data = bytearray(files.shard.read_bytes())
+    data[begin + 8 + 3] ^= 128
+    files.shard.write_bytes(data)
+    assert "its samples and their segments are not those of shard" in _refused(files)
+
+
 def _cached(
     captured: Captured, child: int, cached: int, namespaces: dict[int, str | None]
 ) -> Callable[[dict], None]:
