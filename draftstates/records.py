@@ -323,7 +323,8 @@ class SampleReceipt(Record):
             follows; of a prefix recapture only.
         again_rows: shared rows that were computed again though the cache was to have them, since it
             had no room for them.
-        again_distance: largest distance of these from the shard's rows, over a row's norm.
+        again_distance: largest distance of these from the shard's rows
+            (`draftstates.shards.distance`).
         namespace: namespace of the server's radix cache that the request read and filled; None of a
             server without one, and of a copied sample.
         last_state: final state of the last row in the stored dtype, in base64, where the shard

@@ -223,8 +223,6 @@ class Recorder:
         # SGLang keeps a batch's ids in a buffer that the next batch overwrites, perhaps before the
         # side stream reads it.
         ids = ids[:rows].to(torch.int32, copy=True)
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream())
         for begin in range(0, rows, step):
             end = min(begin + step, rows)
             inside = [s for s in segments if s[2] < end and s[2] + s[4] > begin]
@@ -281,6 +279,8 @@ class Recorder:
             for part, source in pairs:
                 part.copy_(source.view(torch.uint8).flatten())
             return None
+        # here, and not once a batch: some of the sources were queued for this block alone
+        self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             for part, source in pairs:
                 part.copy_(source.view(torch.uint8).flatten(), non_blocking=True)

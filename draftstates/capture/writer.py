@@ -19,10 +19,10 @@ import torch
 import xxhash
 
 from draftstates.capture.blocks import Block
-from draftstates.capture.every_layer import row_distances
 from draftstates.capture.files import DestinationFile, Destinations
 from draftstates.extract import protocol
 from draftstates.extract.protocol import Destination
+from draftstates.shards.distance import distance
 from draftstates.shards.layout import combined_checksum
 
 # Samples that a thread remembers: unfinished, or finished and perhaps prefilled a second time.
@@ -189,7 +189,7 @@ def _compare(job: Job, states: Mapping[str, torch.Tensor], progress: _SampleProg
     stored = job.file.shared_rows(job.destination.first_row, job.start, rows)
     for name, others in stored.items():
         again = states[name][: rows * (len(states[name]) // job.rows)]
-        found = row_distances(again.view(others.dtype).reshape(others.shape), others)
+        found = distance(again.view(others.dtype).reshape(others.shape), others)
         # what is not a number is as far as can be
         largest = found.nan_to_num(_FAR, _FAR).clamp(max=_FAR).max().item()
         progress.again_distance = max(progress.again_distance, largest)

@@ -105,7 +105,8 @@ class Receipt:
             cached tokens it reads none.
         checksum: checksum of the bytes that were written; see `layout.sample_checksum`.
         again_rows: shared rows that were computed again though a cache was to have them.
-        again_distance: largest distance of these from the file's rows, over a row's norm.
+        again_distance: largest distance of these from the file's rows
+            (`draftstates.shards.distance`).
         last_state: final state of the last row in the stored dtype, in base64; None where the file
             holds it.
     """

@@ -123,7 +123,7 @@ class Segments:
             yield f"expected rows of its own of each sample, and {len(input_ids)} rows in all"
             return
         for index in range(len(starts) - 1):
-            own, position = input_ids[starts[index] : starts[index + 1]], 0
+            own, position, own_rows = input_ids[starts[index] : starts[index + 1]], 0, 0
             for first, rows in self.of_sample(index):
                 for owner, row, count in self.owners_of(first, rows):
                     at = starts[owner] + self.shared(owner) + row - self.ends[owner]
@@ -140,6 +140,12 @@ class Segments:
                         )
                         return
                     position = end
+                    own_rows += count * (owner == index)
+            begin, end = self.ends[index : index + 2].tolist()
+            # or rows of the file would be nobody's
+            if own_rows != end - begin:
+                yield f"expected all rows {begin} to {end} in sample {index}, found {own_rows}"
+                return
 
     def owners_of(self, first: int, rows: int) -> Iterator[tuple[int, int, int]]:
         """Yield the samples whose own rows these are: sample, first row, number of rows."""

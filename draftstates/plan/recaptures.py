@@ -13,7 +13,7 @@ from draftstates.plan.prefixes import Segments
 # least rows of a prefix, in samples that have this many: the first tokens of a conversation are
 # often the template's, and the same in all samples
 SHORTEST = 32
-# shared rows beyond which not every prefix reaches
+# shared rows beyond which not every prefix reaches; one of each shard does
 REACH = 512
 
 
@@ -40,7 +40,8 @@ def choose_recaptures(
         segments: places of the samples' rows, where some share rows. A prefix of a sample that
             shares n rows reaches beyond them with probability `REACH` / n, so that its own rows are
             recaptured too, which may have been computed behind cached keys. So this costs at most
-            `REACH` tokens more in the mean.
+            `REACH` tokens more in the mean. And one prefix of a shard always does, whatever its
+            shared rows cost, if samples that share rows are chosen.
 
     Returns:
         Pairs (position in the shard, rows of the prefix), ascending by position, with 1 <= rows <=
@@ -61,22 +62,19 @@ def choose_recaptures(
             :count
         ]
     )
-    return [
-        (
-            position,
-            _prefix_rows(
-                sample_ids[position],
-                lengths[position],
-                shard_id,
-                shared=segments.shared(position) if segments else 0,
-            ),
-        )
+    shared = {position: segments.shared(position) if segments else 0 for position in chosen}
+    reach = {
+        position: keyed_fraction(sample_ids[position], key=f"reach:{shard_id}")
         for position in chosen
-    ]
-
-
-def _prefix_rows(name: str, length: int, shard_id: str, *, shared: int) -> int:
-    rows = int(SHORTEST / (1 - keyed_fraction(name, key=f"prefix:{shard_id}")))
-    if keyed_fraction(name, key=f"reach:{shard_id}") * shared < REACH:
-        rows += shared
-    return min(length, rows)
+        if shared[position]
+    }
+    # a copied sample was computed behind no cached keys of this attempt
+    surest = min(reach, key=lambda position: (position in copied, reach[position]), default=None)
+    found = []
+    for position in chosen:
+        fraction = keyed_fraction(sample_ids[position], key=f"prefix:{shard_id}")
+        rows = int(SHORTEST / (1 - fraction))
+        if position == surest or reach.get(position, 0) * shared[position] < REACH:
+            rows += shared[position]
+        found.append((position, min(lengths[position], rows)))
+    return found

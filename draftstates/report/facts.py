@@ -132,15 +132,19 @@ def checks_of(plan: Plan, trust: Mapping[str, Any]) -> list[dict[str, str]]:
     again = sum(shard["recaptures"] for shard in shards)
     rows = sum(shard["recaptured_tokens"] for shard in shards)
     states = len(plan.capture.residual_layers) + plan.capture.final_state
+    of = {entry.shard_id: entry.shared_tokens for entry in plan.shards}
+    shared = sum(of[shard["shard_id"]] for shard in shards)
     found = [
         (
             "Counts",
             f"{tokens:,} tokens of {samples:,} samples",
-            "tokens sent = rows computed = length in the shard; nothing came from a cache",
+            "rows written + rows shared = tokens sent; cached tokens are shared rows alone"
+            if shared
+            else "tokens sent = rows computed = length in the shard; nothing came from a cache",
         ),
         (
             "Values",
-            f"{tokens * states:,} rows",
+            f"{(tokens - shared) * states:,} rows",
             "every row is finite, not zero, not constant, and has the checksum of its capture",
         ),
         (

@@ -316,7 +316,16 @@ class ShardDataset(Dataset):
             part = copy.copy(self)
             part.index = self.index.take(np.arange(len(self))[i])
             return part
-        return self.trainer.names(self.states(i))
+        # a range handles negative numbers, and raises IndexError past the end
+        i = range(len(self))[i]
+        try:
+            return self.trainer.names(self.states(i))
+        except IndexError as error:
+            # a loop over the dataset would take it for the end
+            path = self.path.parent / self.shards[self.index.shard[i]].path
+            raise UserError(
+                f"{path}: sample {self.sample_id(i)} cannot be read: {error}; {capture_again(path)}"
+            ) from error
 
     def __repr__(self) -> str:
         layers = ", ".join(f"r_{k}" for k in self.residual_layers)

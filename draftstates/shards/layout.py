@@ -389,8 +389,13 @@ class Shard:
         if not self.shares_rows:
             return Segments.unshared(np.diff(self.offsets))
         found = Segments(self._array("segment_offsets"), self._array("segments"))
+        try:
+            same = shard_id(self.header.sample_ids, found) == self.metadata["shard_id"]
+        except (IndexError, ValueError):
+            # damaged offsets lead out of the array; an IndexError would end a loop over a dataset
+            same = False
         # a reader that trusts them would give a sample the rows of another
-        if shard_id(self.header.sample_ids, found) != self.metadata["shard_id"]:
+        if not same:
             raise UserError(
                 f"{self.path}: its samples and their segments are not those of shard"
                 f" {self.metadata['shard_id']}"

@@ -313,6 +313,7 @@ def _frame(planned: PlannedShard, found: Verified, kept: _Kept, tokens: Path) ->
     return frame.assign(
         shard_id=planned.shard_id,
         position=np.arange(len(frame)),
+        # in `input_ids`: where samples share rows, `segments` has the places of the states
         offset=np.cumsum(lengths) - lengths,
         tokens=lengths,
         supervised=samples.supervised_tokens,

@@ -2,9 +2,7 @@
 
 They must agree with the shard's rows and with no neighbour.
 
-Two rows are compared by the larger of two relative distances: that of their norms, and that of
-their median elements. The residual stream has a few huge components that alone make up its norm;
-the median sees all the others, where rows and layers differ.
+Two rows are compared by `draftstates.shards.distance`.
 
 Limits, from SmolLM2 on conversations (a prefix in a batch of two against the whole alone), worst
 row of r_2, r_15, r_27 and final:
@@ -25,14 +23,13 @@ from collections.abc import Iterator
 
 import torch
 
+from draftstates.shards.distance import distance
 from draftstates.shards.layout import Shard
 from draftstates.verify.alignment import Rounding, unit_roundoff
 from draftstates.verify.checks import Finding
 
 _LIMITS = {torch.bfloat16: (0.1, 0.25), torch.float16: (0.1, 0.25), torch.float32: (1e-3, 0.05)}
 _TO_NEIGHBOUR = 0.25
-# Rows that are compared at once.
-_CHUNK = 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,12 +67,7 @@ def check_prefix(
     name = shard.header.sample_ids[index]
     findings, largest = [], 0.0
     for what, again, rows in _tensors(shard, index, recaptures, number):
-        distances = torch.cat(
-            [
-                distance(a, b)
-                for a, b in zip(again.split(_CHUNK), rows[: len(again)].split(_CHUNK), strict=True)
-            ]
-        )
+        distances = distance(again, rows[: len(again)])
         typical = distances.median().item()
         largest = max(largest, typical)
         if not typical <= limits.typical:
@@ -96,23 +88,6 @@ def check_prefix(
                 findings.append(Finding(check="prefix", sample_id=name, detail=detail))
                 break
     return findings, largest
-
-
-def distance(again: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return the relative distance of rows [n, H] from others, float32 [n].
-
-    It is the larger one of two distances: of norms, and of median elements.
-    """
-    again, rows = again.float(), rows.float()
-    difference = again - rows
-    norms = _ratio(difference.norm(dim=-1), again.norm(dim=-1))
-    medians = _ratio(difference.abs().median(dim=-1).values, again.abs().median(dim=-1).values)
-    return torch.maximum(norms, medians)
-
-
-def _ratio(part: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    # Equal rows have distance 0, even if they are mostly zero.
-    return torch.where(part == 0, part, part / whole)
 
 
 def _nearest_neighbour(again: torch.Tensor, rows: torch.Tensor, row: int) -> float:

@@ -127,7 +127,7 @@ def verify_shard(
         if planned.answered
         else ([], {}, 0)
     )
-    moved += _check_again(received.samples, limits=limits)
+    moved += _check_again(file, received.samples, limits=limits)
     _refuse(findings + misaligned + moved + untrue, shard, receipts=received.samples)
     return Verified(
         shard_id=planned.shard_id,
@@ -433,18 +433,29 @@ def _check_prefixes(
     return findings, distances
 
 
-def _check_again(receipts: Sequence[SampleReceipt], *, limits: Limits) -> list[Finding]:
-    """Check shared rows that the server computed again, since its cache had lost them."""
-    return [
-        Finding(
-            check="prefix",
-            sample_id=receipt.sample_id,
-            detail=f"a row of {receipt.again_rows} that were computed again differs from the"
-            f" shard's by {receipt.again_distance:.3g} (limit {limits.worst:.3g})",
-        )
-        for receipt in receipts
-        if not receipt.again_distance <= limits.worst
-    ]
+def _check_again(
+    file: Shard, receipts: Sequence[SampleReceipt], *, limits: Limits
+) -> Iterator[Finding]:
+    """Check shared rows that the server computed again, since its cache had lost them.
+
+    Where a cache was to have a sample's shared rows, those that did not come from it were compared.
+    """
+    for index, receipt in enumerate(receipts):
+        name, again = receipt.sample_id, receipt.again_rows
+        if most := _most_cached(file, index, receipts):
+            expected = max(most - receipt.cached_tokens, 0)
+            if again != expected:
+                detail = (
+                    f"again_rows: expected {expected} shared rows that were not cached, and so"
+                    f" compared with the shard's, the receipt has {again}"
+                )
+                yield Finding(check="prefix", sample_id=name, detail=detail)
+        if not receipt.again_distance <= limits.worst:
+            detail = (
+                f"a row of {again} that were computed again differs from the shard's by"
+                f" {receipt.again_distance:.3g} (limit {limits.worst:.3g})"
+            )
+            yield Finding(check="prefix", sample_id=name, detail=detail)
 
 
 def _nearest(check: str, shares: Mapping[str, float]) -> list[NearLimit]:

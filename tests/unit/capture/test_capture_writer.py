@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from capture_bench import Bench
+from capture_bench import SPEC, Bench
 
 from draftstates.capture import writer
 from draftstates.capture.blocks import BlockPool
 from draftstates.extract import protocol
 from draftstates.plan.prefixes import Segments
 from draftstates.shards import layout
+from draftstates.shards.distance import distance
+from draftstates.verify.alignment import Rounding
+from draftstates.verify.prefixes import Limits
 
 
 @pytest.fixture
@@ -76,14 +79,24 @@ def test_shared_rows_that_are_computed_again_are_held_against_the_files(
     bench.put(child, 3, 4, shift=shift)
     receipt = bench.receipts(2)[0][1]
     assert (receipt.rows, receipt.cached_tokens, receipt.again_rows) == (3, 2, 2)
-    expected = (bench.rows[3:5] + shift - bench.rows[3:5]).norm(dim=-1) / bench.rows[3:5].norm(
-        dim=-1
-    )
+    expected = distance(bench.rows[3:5] + shift, bench.rows[3:5])
     largest = 1e6 if shift != shift else expected.max().item()
     assert receipt.again_distance == pytest.approx(largest)
     assert torch.equal(
         layout.Shard(bench.path).state_rows("hidden_states", 0, 5), bench.rows[:5, :2]
     )
+
+
+def test_huge_components_hide_no_other_row_that_comes_again(tmp_path: Path) -> None:
+    """They alone make up the norm of a row, as those of the residual stream do."""
+    bench = Bench(tmp_path, segments=Segments.of([[(0, 5)], [(1, 4), (5, 3)]]))
+    bench.rows[:, :, :2] = 1e4
+    bench.put(bench.destination(0, 5), 0, 5)
+    bench.receipts(1)
+    bench.put(bench.destination(5, 7, shared=4, kind=protocol.REUSING), 0, 7, shift=1.0)
+    receipt = bench.receipts(2)[0][1]
+    assert receipt.again_rows == 4
+    assert receipt.again_distance > Limits.of(Rounding.of(SPEC)).worst
 
 
 def test_rows_that_another_thread_writes_are_those_of_the_checksum(

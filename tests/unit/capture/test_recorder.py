@@ -3,6 +3,7 @@ states it cannot use.
 """
 
 import base64
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -206,6 +207,45 @@ def test_without_final_states_the_receipt_holds_that_of_the_last_row(
         torch.testing.assert_close(shard.sample(0)["hidden_states"][:, position], states[k])
     last = torch.frombuffer(bytearray(base64.b64decode(receipt.last_state)), dtype=torch.float32)
     assert torch.equal(last, final[-1])
+
+
+class _SideStream:
+    """A side stream that notes when it waits for the model's stream, and copies at once."""
+
+    def __init__(self, happened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._happened = happened
+        event = SimpleNamespace(record=lambda _: None, synchronize=lambda: None)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the model's")
+        monkeypatch.setattr(torch.cuda, "stream", self._entered)
+        monkeypatch.setattr(torch.cuda, "Event", lambda blocking: event)
+        monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
+
+    def _entered(self, stream: object) -> contextlib.nullcontext:
+        self._happened.append("copy")
+        return contextlib.nullcontext()
+
+    def wait_stream(self, stream: object) -> None:
+        self._happened.append(f"wait for {stream}")
+
+
+@torch.no_grad()
+def test_the_side_stream_copies_no_last_state_before_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model's stream gathers the last states of each block."""
+    recorder, happened = _running(tmp_path, Model(Pair), final_state=False), []
+    recorder._stream = _SideStream(happened, monkeypatch)
+    stack = torch.stack
+    monkeypatch.setattr(torch, "stack", lambda rows: happened.append("gather") or stack(rows))
+    asked = SimpleNamespace(
+        extend_prefix_lens_cpu=[0], extend_seq_lens_cpu=[TOKENS], input_ids=torch.arange(TOKENS)
+    )
+    ours = Destination(file=FILE, first_row=0, rows=TOKENS, ids_hash="i", attempt="1")
+    rows, final = torch.randn(TOKENS, 3, 8), torch.randn(TOKENS, 8)
+    recorder._record(asked, [ours], Reading((0, 2, 4), rows=rows), final)
+    _receipts(tmp_path)
+    assert len(happened) > 3
+    assert happened == ["gather", "wait for the model's", "copy"] * (len(happened) // 3)
 
 
 @torch.no_grad()

@@ -78,6 +78,15 @@ def test_offsets_that_are_no_ranges_are_found(offsets: list[int]) -> None:
     assert Segments(np.array(offsets), places).fault(np.arange(3)) is not None
 
 
+@pytest.mark.parametrize(
+    "places", [[[(0, 4)], [(6, 4)]], [[(2, 4)], [(6, 4)]], [[(0, 4)], [(0, 4), (6, 4)]]]
+)
+def test_rows_that_are_nobodys_are_found(places: list[list[tuple[int, int]]]) -> None:
+    first, second = [0, 1, 2, 3], [4, 5, 6, 7]
+    samples = [first, [*(first if len(places[1]) > 1 else []), *second]]
+    assert "expected all rows" in Segments.of(places).fault(flat(samples))
+
+
 def test_a_prefix_is_shared_across_conversations_and_along_a_rewritten_history() -> None:
     system, first, thought, answer = list(range(10)), [20] * 4, [30] * 3, [40] * 2
     conversation = [system + first + thought + answer, system + first + answer + [50] * 5]

@@ -1,6 +1,7 @@
 """The choice of prefix recaptures is keyed, large enough, and of every length."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -105,3 +106,27 @@ def test_prefixes_of_samples_that_share_rows_reach_beyond_them_at_a_bounded_cost
     assert 0.7 * expected <= len(beyond) <= 1.4 * expected
     mean = sum(rows for _, rows in chosen) / len(chosen)
     assert mean < REACH + SHORTEST * (1 + math.log(lengths[0] / SHORTEST)) * 1.5
+
+
+@pytest.mark.parametrize("copied", [(), range(20)])
+def test_one_prefix_of_each_shard_reaches_beyond_long_shared_rows(copied: Sequence[int]) -> None:
+    """By some rows of the sample's own; a sample that was not copied does, if it can."""
+    head, count = np.arange(6000), 40
+    samples = [np.append(head, 10_000 + number * 500 + np.arange(500)) for number in range(count)]
+    lengths = [len(sample) for sample in samples]
+    segments = share_prefixes(np.concatenate(samples), lengths, minimum=64)
+    beyond = set()
+    for shard in map(str, range(50)):
+        chosen = choose_recaptures(
+            _names(count),
+            lengths,
+            shard_id=shard,
+            fraction=0.01,
+            minimum=3,
+            copied=copied,
+            segments=segments,
+        )
+        reached = [rows - 6000 for at, rows in chosen if rows > 6000 and at and at not in copied]
+        assert reached and min(reached) >= SHORTEST
+        beyond.update(reached)
+    assert len(beyond) > 10

@@ -1,5 +1,6 @@
 """Results of the checks for people: each margin and each refused sample is there."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -93,6 +94,20 @@ def test_parity_is_that_of_the_manifest_or_of_the_server(plan: Plan, tmp_path: P
     attestation = json.loads(capture.server.read_text())
     capture.server.write_text(json.dumps({**attestation, "parity": {"result": "first 2 layers"}}))
     assert trust(results, plan)["parity"]["result"] == "first 2 layers"
+
+
+def test_shared_rows_are_counted_once_and_the_counts_say_so(plan: Plan, tmp_path: Path) -> None:
+    found = trust(Results(tmp_path), plan)
+    tokens = sum(shard.tokens for shard in plan.shards)
+    for shared in (0, 7):
+        shards = [dataclasses.replace(shard, shared_tokens=shared) for shard in plan.shards]
+        sharing = dataclasses.replace(plan, shards=tuple(shards))
+        rows = {row["name"]: row for row in checks_of(sharing, found)}
+        states = (tokens - len(shards) * shared) * 4
+        assert rows["Values"]["value"] == f"{states:,} rows"
+        said = rows["Counts"]["meaning"]
+        assert ("nothing came from a cache" in said) == (not shared)
+        assert ("rows written + rows shared = tokens sent" in said) == bool(shared)
 
 
 def test_versions_flags_and_images_have_their_meaning(plan: Plan, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from draftstates.errors import UserError
 from draftstates.model.final_norm import FinalNorm
 from draftstates.model.folder import ModelFolder
 from draftstates.shards.dataset import ShardDataset, pad_batch, split_values
-from draftstates.shards.layout import read_header
+from draftstates.shards.layout import Shard, read_header
 from draftstates.shards.trainers import TRAINERS
 
 # what `cross_entropy` and an index take
@@ -179,6 +179,29 @@ def test_a_changed_shared_row_fails_every_sample_that_has_it(tmp_path: Path) -> 
     for i in range(len(dataset)):
         with pytest.raises(UserError, match="does not have the checksum"):
             dataset[i]
+
+
+def test_damaged_offsets_of_segments_end_no_loop_in_silence(tmp_path: Path) -> None:
+    dataset = ShardDataset(sharing(tmp_path).path)
+    (path,) = (tmp_path / "shards").iterdir()
+    _, _, begin, _ = read_header(path).tensors["segment_offsets"]
+    data = bytearray(path.read_bytes())
+    data[begin + 8 + 3] ^= 128
+    path.write_bytes(data)
+    with pytest.raises(UserError, match="are not those of shard"):
+        list(dataset)
+
+
+def test_no_index_error_of_a_shard_ends_a_loop_in_silence(
+    manifest: Synthetic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = ShardDataset(manifest.path)
+    assert len(list(dataset)) == len(dataset)
+    with pytest.raises(IndexError):
+        dataset[len(dataset)]
+    monkeypatch.setattr(Shard, "states", lambda *_: [][0])
+    with pytest.raises(UserError, match=f"sample {dataset.sample_id(0)} cannot be read"):
+        list(dataset)
 
 
 def test_a_pickle_of_the_dataset_carries_no_map(manifest: Synthetic) -> None:

@@ -114,15 +114,19 @@ def test_where_nothing_is_shared_the_file_is_the_one_of_before(shard: Path, tmp_
     assert share_prefixes(np.arange(5), [2, 3], minimum=1) is None
 
 
-def test_segments_that_are_not_those_of_the_shard_id_are_refused(tmp_path: Path) -> None:
-    """A reader would give a sample the rows of another."""
+@pytest.mark.parametrize("name", ["segments", "segment_offsets"])
+@pytest.mark.parametrize("bit", [1, 128])
+def test_segments_that_are_not_those_of_the_shard_id_are_refused(
+    tmp_path: Path, name: str, bit: int
+) -> None:
+    """A reader would give a sample the rows of another, or look for them outside the array."""
     sharing(tmp_path)
     (path,) = (tmp_path / "shards").iterdir()
-    _, _, begin, end = layout.read_header(path).tensors["segments"]
+    _, _, begin, end = layout.read_header(path).tensors[name]
     data = bytearray(path.read_bytes())
     for at in range(begin, end, 5):
-        data[at] ^= 1
+        data[at] ^= bit
         path.write_bytes(data)
         with pytest.raises(UserError, match="segments are not those of shard"):
             layout.Shard(path)
-        data[at] ^= 1
+        data[at] ^= bit

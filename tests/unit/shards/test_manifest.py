@@ -13,13 +13,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from captured import Captured, capture, parity_of, plan_of, tiny_model, verify, write
+from captured import (
+    Captured,
+    capture,
+    capture_sharing,
+    parity_of,
+    plan_of,
+    tiny_model,
+    verify,
+    write,
+)
 
 from draftstates.documents import sealed
 from draftstates.errors import UserError
 from draftstates.records import Accounting, LayerParity, ManifestShard, Plan, SourceAccount
 from draftstates.shards import layout
-from draftstates.shards.manifest import write_manifest
+from draftstates.shards.manifest import _frame, _Kept, write_manifest
 
 ROOT = Path(__file__).parents[3]
 SCHEMA = ROOT / "schemas" / "manifest.schema.yaml"
@@ -168,6 +177,21 @@ def test_a_sample_is_read_back_by_what_the_table_says(run: Run) -> None:
         assert (shard.sample(entry.position)["hidden_states"] == captured.hidden[index]).all()
         assert entry.supervised == captured.masks[index].sum()
         assert entry.checksum == shard.checksum(entry.position)
+
+
+def test_the_tables_offset_is_the_place_of_the_ids_where_rows_are_shared(tmp_path: Path) -> None:
+    captured = capture_sharing(tiny_model(tmp_path / "model"))
+    files = write(captured, tmp_path / captured.spec.folder_name / "shards")
+    found, shard = verify(files), layout.Shard(files.shard)
+    assert shard.shares_rows
+    names = {"row": range(12), "sample_id": captured.names, "source": "a"}
+    pd.DataFrame(names).to_parquet(tmp_path / f"{files.shard_id}.parquet")
+    kept = _Kept(path=files.shard, bytes=0, checksum="", samples=found.samples.checksum)
+    for entry in _frame(files.plan.shards[0], found, kept, tmp_path).itertuples():
+        ids = shard.input_ids[entry.offset : entry.offset + entry.tokens]
+        assert ids.tolist() == captured.tokens[entry.position].tolist()
+    said = (ROOT / "docs" / "results.md").read_text()
+    assert "place of its first token in the shard's `input_ids` (`offset`" in said
 
 
 def test_the_manifest_says_how_far_the_server_was_compared_with_the_checkpoint(run: Run) -> None:

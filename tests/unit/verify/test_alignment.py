@@ -12,6 +12,7 @@ from synthetic import capture_spec
 from draftstates.model.family import LogitForm
 from draftstates.model.final_norm import FinalNorm
 from draftstates.model.head import Head
+from draftstates.shards.distance import distance
 from draftstates.verify.alignment import (
     Rounding,
     check_alignment,
@@ -19,7 +20,7 @@ from draftstates.verify.alignment import (
     logprobs,
     unit_roundoff,
 )
-from draftstates.verify.prefixes import Limits, distance
+from draftstates.verify.prefixes import Limits
 
 SAMPLES, HIDDEN, VOCABULARY = 100, 256, 2000
 Top = list[list[tuple[int, float]]]

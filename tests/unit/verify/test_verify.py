@@ -197,14 +197,27 @@ def test_rows_written_and_rows_shared_must_be_the_tokens_sent(
     assert f"sample {captured.names[child]}: counts: {field}" in message
 
 
+def test_damaged_offsets_of_segments_are_refused(model: Path, tmp_path: Path) -> None:
+    files = write(capture_sharing(model), tmp_path)
+    _, _, begin, _ = layout.read_header(files.shard).tensors["segment_offsets"]
+    data = bytearray(files.shard.read_bytes())
+    data[begin + 8 + 3] ^= 128
+    files.shard.write_bytes(data)
+    assert "its samples and their segments are not those of shard" in _refused(files)
+
+
 def _cached(
     captured: Captured, child: int, cached: int, namespaces: dict[int, str | None]
 ) -> Callable[[dict], None]:
-    """Return a change of receipts: so many cached tokens of a sample, and samples' namespaces."""
+    """Return a change of receipts: so many cached tokens of a sample, and samples' namespaces.
+
+    All other shared rows have come again, and were compared.
+    """
 
     def change(said: dict) -> None:
         for index, entry in enumerate(said["samples"]):
             entry["namespace"] = namespaces.get(index, "one")
+            entry["again_rows"] = captured.segments.shared(index) - cached * (index == child)
         rest = captured.tokens[child][cached:]
         said["samples"][child] |= {"cached_tokens": cached, "ids_hash": ids.ids_hash(rest)}
 
@@ -226,6 +239,17 @@ def test_shared_rows_may_come_from_the_cache_that_their_samples_have_filled(
     files = write(captured, tmp_path)
     files.change_receipts(_cached(captured, child, captured.segments.shared(child) - missing, {}))
     _verify(files)
+
+
+def test_rows_that_came_again_and_were_not_compared_are_caught(model: Path, tmp_path: Path) -> None:
+    captured = capture_sharing(model, samples=40)
+    child = _child_of_two(captured)
+    files = write(captured, tmp_path)
+    files.change_receipts(_cached(captured, child, captured.segments.shared(child) - 3, {}))
+    files.change_receipts(lambda said: said["samples"][child].update(again_rows=0))
+    message = _refused(files)
+    assert _checks(message) == {"prefix"}
+    assert f"sample {captured.names[child]}: prefix: again_rows: expected 3 shared rows" in message
 
 
 @pytest.mark.parametrize("owner", [0, -1])
