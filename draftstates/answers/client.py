@@ -127,6 +127,9 @@ def read_reply(text: str, *, sent: int, room: int, stop_ids: list[int]) -> Reply
             f"the server's answer: expected output_ids, finish_reason and output_token_logprobs,"
             f" found {text[:200]!r} ({type(error).__name__}: {error})"
         ) from error
+    if finish == LENGTH and len(output) == room and output[-1] in stop_ids:
+        # its last possible token ended it; the next prompt would get a second end token
+        finish = "stop"
     expected: dict[str, Any] = {
         "finish_reason": f"stop or {LENGTH}",
         "ids of output_token_logprobs": output,

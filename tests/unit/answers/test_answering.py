@@ -340,6 +340,12 @@ def test_a_wrong_reply_is_refused(changes: dict) -> None:
         read_reply(reply_text(**changes), sent=3, room=8, stop_ids=[6])
 
 
+def test_an_answer_whose_last_possible_token_ends_it_is_not_cut() -> None:
+    text = reply_text(finish_reason={"type": "length"})
+    assert read_reply(text, sent=3, room=2, stop_ids=[6]).finish == "stop"
+    assert read_reply(text, sent=3, room=2, stop_ids=[7]).finish == "length"
+
+
 def test_an_answer_that_ends_without_an_end_token_is_refused() -> None:
     with pytest.raises(NoAnswer, match="last token one of .7. where the answer is not cut"):
         read_reply(reply_text(), sent=3, room=8, stop_ids=[7])
