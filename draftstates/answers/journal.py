@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from draftstates import ids
 from draftstates.answers.chat import Reply
 from draftstates.errors import UserError
+from draftstates.files import NO_LOCKS
 from draftstates.paths import BUILDING
 from draftstates.tokens.answered import read_answers
 
@@ -59,6 +60,8 @@ class Journal:
     def __init__(self, path: Path) -> None:
         """Open the journal, and cut off a line that a killed job left unfinished.
 
+        On a file system without locks, no job holds the journal.
+
         Raises:
             UserError: another job holds the journal.
         """
@@ -66,13 +69,17 @@ class Journal:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             os.close(self._file)
             raise UserError(
                 f"{path}: another job writes these answers: wait until it ends"
             ) from None
-        self.answers, whole = _read(path)
-        os.ftruncate(self._file, whole)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                os.close(self._file)
+                raise
+        self.answers, self._size = _read(path)
+        os.ftruncate(self._file, self._size)
         self._waiting: list[tuple[bytes, asyncio.Future[None]]] = []
         self._writing = asyncio.Lock()
 

@@ -1,5 +1,8 @@
 """From prompts to samples, with a server of ready answers."""
 
+import asyncio
+import errno
+import fcntl
 import itertools
 import json
 import os
@@ -353,6 +356,27 @@ def test_an_answer_that_ends_without_an_end_token_is_refused() -> None:
 
 def test_two_jobs_do_not_share_a_journal(tmp_path) -> None:
     with Journal(tmp_path / "journal.jsonl"), pytest.raises(UserError, match="another job"):
+        Journal(tmp_path / "journal.jsonl")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_has_journals(tmp_path, monkeypatch, number: int) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        asyncio.run(journal.add(("p", 0, 0, "h"), Reply([1], [-0.5], "stop", 0)))
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        assert list(journal.answers) == [("p", 0, 0, "h")]
+
+
+def test_a_lock_that_fails_is_no_other_job(tmp_path, monkeypatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(OSError, match="Input/output error"):
         Journal(tmp_path / "journal.jsonl")
 
 
