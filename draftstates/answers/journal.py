@@ -97,7 +97,7 @@ class Journal:
     async def add(self, key: Key, reply: Reply) -> None:
         """Write an answer; return when it is on the disk.
 
-        Answers that come while others are written are written together.
+        Answers that come while others are written are written together, and fail together.
         """
         line = json.dumps([*key, *dataclasses.astuple(reply)]).encode() + b"\n"
         written = asyncio.get_running_loop().create_future()
@@ -105,15 +105,27 @@ class Journal:
         async with self._writing:
             if not written.done():
                 batch, self._waiting = self._waiting, []
-                await asyncio.to_thread(self._write, b"".join(line for line, _ in batch))
-                for _, each in batch:
-                    each.set_result(None)
+                try:
+                    await asyncio.to_thread(self._write, b"".join(line for line, _ in batch))
+                except BaseException as error:
+                    for _, each in batch:
+                        each.set_exception(error)
+                else:
+                    for _, each in batch:
+                        each.set_result(None)
+        await written
 
     def _write(self, data: bytes) -> None:
         left = memoryview(data)
-        while left:
-            left = left[os.write(self._file, left) :]
-        os.fsync(self._file)
+        try:
+            while left:
+                left = left[os.write(self._file, left) :]
+            os.fsync(self._file)
+        except OSError:
+            # half a line would swallow the next one
+            os.ftruncate(self._file, self._size)
+            raise
+        self._size += len(data)
 
 
 def earlier_answers(

@@ -380,6 +380,31 @@ def test_a_lock_that_fails_is_no_other_job(tmp_path, monkeypatch) -> None:
         Journal(tmp_path / "journal.jsonl")
 
 
+def test_a_write_that_fails_fails_its_whole_batch_and_leaves_no_half_line(
+    tmp_path, monkeypatch
+) -> None:
+    reply, write, room = Reply([1], [-0.5], "stop", 0), os.write, iter([5])
+
+    def on_a_full_disk(file: int, data: bytes) -> int:
+        if (left := next(room, None)) is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data[:left])
+
+    async def add(journal: Journal) -> list[BaseException | None]:
+        keys = [(name, 0, 0, "h") for name in "pqr"]
+        adding = asyncio.gather(*(journal.add(key, reply) for key in keys), return_exceptions=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", on_a_full_disk)
+            found = await asyncio.wait_for(adding, 10)
+        await journal.add(("s", 0, 0, "h"), reply)
+        return found
+
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        assert [type(each) for each in asyncio.run(add(journal))] == [OSError] * 3
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        assert list(journal.answers) == [("s", 0, 0, "h")]
+
+
 def test_a_prompt_without_its_answer_is_named(tmp_path) -> None:
     options = asking()
     prompts_of(tmp_path, ROWS, options)
