@@ -244,6 +244,33 @@ def test_only_new_prompts_are_answered(tmp_path) -> None:
     assert [len(each.samples) for each in results(tmp_path, options)] == [1, 1]
 
 
+TURNS = """{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role ==
+'assistant' %}{{ SAID }}{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}{% if
+add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+THOUGHT = "('<think>' + m.reasoning_content + '</think>' if m.reasoning_content else '')"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (f"{THOUGHT} + m.content", "m.content"),
+        ("m.content", "m.content.split('</think>')[-1]"),
+        ("m.content", "m.content | trim"),
+    ],
+)
+def test_a_template_that_shows_earlier_thoughts_otherwise_asks_other_prompts(
+    tmp_path, before: str, after: str
+) -> None:
+    ids = []
+    for number, said in enumerate((before, before, after)):
+        file = tmp_path / f"{number}.jinja"
+        file.write_text(TURNS.replace("SAID", said))
+        options = asking().model_copy(update={"chat_template": file})
+        rows = [user("Hi", "And then?")]
+        ids.append(prompts_of(tmp_path / str(number), rows, options).chunks[0].chunk_id)
+    assert ids[0] == ids[1] != ids[2]
+
+
 def test_a_changed_chunk_takes_the_answers_that_others_hold(tmp_path) -> None:
     options = asking(chunk=2048)
     prompts_of(tmp_path, ROWS, options)
