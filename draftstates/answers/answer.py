@@ -3,8 +3,6 @@
 import asyncio
 import itertools
 import json
-import os
-import shutil
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -51,7 +49,8 @@ def answer_chunk(
         url: address of the server.
         api_key: its key, if it has one.
         output: Parquet file to write, see `answered.ANSWERS`, in the folder of the answers' key;
-            until then its journal is in `.building` in that folder.
+            its journal is in `.building` in that folder, and stays there: Snakemake removes the
+            output of a job that is killed at its end.
 
     Returns:
         Figures: answers, those that were there already, sampled tokens and seconds.
@@ -83,8 +82,7 @@ def answer_chunk(
         )
         with publishing(output) as partial:
             pq.write_table(table, partial, compression="zstd")
-    shutil.rmtree(building, ignore_errors=True)
-    _remove_empty(building.parent)
+    progress.remove()
     return facts
 
 
@@ -106,12 +104,6 @@ def find_chunk(prompts: Path, chunk_id: str) -> tuple[Prompts, PromptChunk]:
         f"{prompts}: chunk {chunk_id} is not among its {len(plan.chunks)}: other prompts have"
         " replaced them; run snakemake --cores all"
     )
-
-
-def _remove_empty(folder: Path) -> None:
-    # another chunk's journal may be in it
-    if not any(folder.iterdir()):
-        os.rmdir(folder)
 
 
 class _Work:

@@ -4,10 +4,12 @@ A job that is killed leaves its journal, and the next one goes on from there.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import fcntl
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -126,6 +128,23 @@ class Journal:
             os.ftruncate(self._file, self._size)
             raise
         self._size += len(data)
+
+
+def remove_journals(folder: Path) -> None:
+    """Remove the journals of the chunks whose answers are in their files.
+
+    It is for a later step than the jobs that answer: Snakemake has accepted their files by then.
+
+    Args:
+        folder: folder of the answers' key.
+    """
+    building = folder / BUILDING
+    for path in building.glob(f"*/{JOURNAL}"):
+        if (folder / f"{path.parent.name}.parquet").exists():
+            shutil.rmtree(path.parent, ignore_errors=True)
+    # a chunk of other prompts may have left its journal there
+    with contextlib.suppress(OSError):
+        building.rmdir()
 
 
 def earlier_answers(

@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 from answer_kit import StubServer, answer_all, asking, prompts_of, says, stub_server, user
-from token_kit import server_ids, template
+from token_kit import run_script, server_ids, template, tokenizer_folder
 
 from draftstates.answers import client
 from draftstates.answers.chat import Reply
 from draftstates.answers.client import AnswerClient, NoAnswer, read_reply
-from draftstates.answers.journal import Journal
+from draftstates.answers.journal import Journal, remove_journals
 from draftstates.answers.prompts import SPARE
 from draftstates.errors import UserError
+from draftstates.extract.progress import running
 from draftstates.records import Prompts
 from draftstates.tokens.accounting import RowResult
 from draftstates.tokens.answered import AnsweredRows, read_answers
@@ -302,6 +303,49 @@ def test_a_killed_job_loses_no_answer(tmp_path) -> None:
         answer_all(tmp_path, options, server.url)
         assert len(server.requests) - before == 2
     assert [len(each.samples) for each in results(tmp_path, options)] == [1, 1, 1]
+
+
+def test_answers_whose_file_snakemake_removes_are_not_asked_again(tmp_path) -> None:
+    options = asking(chunk=1)
+    prompts_of(tmp_path, ROWS, options)
+    with answer() as server:
+        answer_all(tmp_path, options, server.url)
+        # as after a job that was killed between the publishing of its file and its exit
+        for file in (tmp_path / "key").glob("*.parquet"):
+            file.unlink()
+        answer_all(tmp_path, options, server.url)
+    assert len(server.requests) == 3
+    assert not running(tmp_path / "key" / ".building")
+
+
+def test_tokenising_removes_the_journals_of_finished_chunks(tmp_path) -> None:
+    options = asking(chunk=1)
+    chunks = prompts_of(tmp_path, ROWS, options).chunks
+    with answer() as server:
+        answer_all(tmp_path, options, server.url)
+    building = tmp_path / "key" / ".building"
+    with Journal(building / "of-no-file" / "journal.jsonl"):
+        assert len(list(building.iterdir())) == len(chunks) + 1
+    source = {"name": "chats", "files": [str(tmp_path / "data.jsonl")], "answers": {"chunk": 1}}
+    config = {
+        "data": {"sources": [source], "max_tokens": 512},
+        "model": {"path": str(tokenizer_folder("smollm2"))},
+        "capture": {},
+    }
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    paths = {
+        "config": tmp_path / "config.yaml",
+        "tokenizer": tokenizer_folder("smollm2"),
+        "output": tmp_path / "tokens.parquet",
+        "accounting": tmp_path / "tokens.json",
+        "answered": tmp_path / "key",
+    }
+    given = [part for name, path in paths.items() for part in (f"--{name}", path)]
+    run_script("tokenise.py", "--source", "chats", *given)
+    assert [path.name for path in building.iterdir()] == ["of-no-file"]
+    (building / "of-no-file" / "journal.jsonl").unlink()
+    (building / "of-no-file").rmdir()
+    remove_journals(tmp_path / "key")
     assert not building.exists()
 
 
