@@ -3,7 +3,9 @@ captured file goes, and the manifest lists the form.
 """
 
 import dataclasses
+import os
 import runpy
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +26,23 @@ from draftstates.shards.manifest import write_manifest
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "store.py"
 FORM = "e4m3-top-token"
+
+
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Left:
+    """Stands in for `os._exit`.
+
+    Attributes:
+        statuses: the statuses that it got.
+    """
+
+    def __init__(self) -> None:
+        self.statuses: list[int] = []
+
+    def __call__(self, status: int) -> None:
+        self.statuses.append(status)
 
 
 class StoredRun(Run):
@@ -59,7 +78,14 @@ class StoredRun(Run):
         }
         given = [part for name, value in arguments.items() for part in (f"--{name}", str(value))]
         monkeypatch.setattr("sys.argv", ["store.py", *given])
-        runpy.run_path(str(SCRIPT), run_name="__main__")
+        handlers = {number: signal.getsignal(number) for number in ENDING}
+        monkeypatch.setattr(os, "_exit", left := Left())
+        try:
+            runpy.run_path(str(SCRIPT), run_name="__main__")
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        assert left.statuses == [0]
 
     def list(self) -> dict:
         return write_manifest(
@@ -109,6 +135,22 @@ def test_the_captured_file_goes_and_the_manifest_lists_the_form(
         difference = (read["hidden_states"].float() - hidden.float()).abs()
         assert 0 < difference.max() <= hidden.float().abs().max() / 14
         assert torch.equal(top_token(read["final_hidden_state"]), top_token(final))
+
+
+def test_no_signal_ends_the_command_once_the_captured_file_goes(
+    run: StoredRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink, shard = Path.unlink, run.capture.shard(run.shard_id("a"))
+
+    def unlink_and_signal(path: Path, **options: bool) -> None:
+        unlink(path, **options)
+        if path == shard:
+            for number in ENDING:
+                os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(Path, "unlink", unlink_and_signal)
+    run.store("a", monkeypatch)
+    assert run.capture.stored_ids(FORM) == {run.shard_id("a")}
 
 
 def test_a_captured_file_that_changed_is_neither_stored_nor_removed(
