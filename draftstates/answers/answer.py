@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from draftstates.tokens.sources import TokeniseOptions
 from draftstates.tokens.tokenise import Pipeline
 
 _SHOWN = 20
+_WATCH_SECONDS = 2.0
 
 
 def answer_chunk(
@@ -37,6 +38,7 @@ def answer_chunk(
     options: TokeniseOptions,
     url: str,
     api_key: str | None,
+    failed: Path | None = None,
     output: Path,
 ) -> dict[str, float]:
     """Have a server answer a chunk's prompts.
@@ -48,6 +50,7 @@ def answer_chunk(
         options: options of the source, with `answers`.
         url: address of the server.
         api_key: its key, if it has one.
+        failed: file that exists once the server has failed; None where nobody watches it.
         output: Parquet file to write, see `answered.ANSWERS`, in the folder of the answers' key;
             its journal is in `.building` in that folder, and stays there: Snakemake removes the
             output of a job that is killed at its end.
@@ -56,7 +59,8 @@ def answer_chunk(
         Figures: answers, those that were there already, sampled tokens and seconds.
 
     Raises:
-        UserError: the chunk is not in the document, or names the prompts that got no answer.
+        UserError: the chunk is not in the document, or the server has failed; or names the
+            prompts that got no answer.
     """
     plan, chunk = find_chunk(prompts, chunk_id)
     rows = [row for row in read_prompts(prompts, chunk.first, chunk.end) if row["prompt_id"]]
@@ -71,7 +75,8 @@ def answer_chunk(
             building, shard_id=chunk_id, total=len(asked) * options.answers.samples, server=url
         )
         begin = time.monotonic()
-        answers = asyncio.run(work.all(asked, known, journal, progress, url, api_key))
+        conversations = work.all(asked, known, journal, progress, url, api_key)
+        answers = asyncio.run(_unless_failed(conversations, failed))
         facts = {
             "seconds": round(time.monotonic() - begin, 3) if work.sampled else 0.0,
             "answers": len(answers),
@@ -104,6 +109,27 @@ def find_chunk(prompts: Path, chunk_id: str) -> tuple[Prompts, PromptChunk]:
         f"{prompts}: chunk {chunk_id} is not among its {len(plan.chunks)}: other prompts have"
         " replaced them; run snakemake --cores all"
     )
+
+
+async def _unless_failed(
+    work: Coroutine[Any, Any, list[dict[str, Any]]], failed: Path | None
+) -> list[dict[str, Any]]:
+    """Return what `work` returns, unless the server fails meanwhile.
+
+    A server whose node has lost its power closes no connection.
+
+    Raises:
+        UserError: it has failed.
+    """
+    working = asyncio.create_task(work)
+    try:
+        while not working.done():
+            if failed is not None and failed.exists():
+                raise UserError("the server has failed; the answers that it gave are kept")
+            await asyncio.wait({working}, timeout=_WATCH_SECONDS)
+        return working.result()
+    finally:
+        working.cancel()
 
 
 class _Work:

@@ -7,9 +7,11 @@ import itertools
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from answer_kit import StubServer, answer_all, asking, prompts_of, says, stub_server, user
 from token_kit import run_script, server_ids, template, tokenizer_folder
@@ -19,6 +21,7 @@ from draftstates.answers.chat import Reply
 from draftstates.answers.client import AnswerClient, NoAnswer, read_reply
 from draftstates.answers.journal import Journal, remove_journals
 from draftstates.answers.prompts import SPARE
+from draftstates.config import Sampling
 from draftstates.errors import UserError
 from draftstates.extract.progress import running
 from draftstates.records import Prompts
@@ -379,6 +382,44 @@ def test_a_server_that_fails_loses_no_finished_answer(tmp_path, monkeypatch) -> 
         answer_all(tmp_path, options, server.url)
         assert len(server.requests) == 2 + 3 + 1
     assert [len(each.samples) for each in results(tmp_path, options)] == [1, 1, 1]
+
+
+def test_a_server_that_fails_without_closing_its_connections_ends_the_job(
+    tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr("draftstates.answers.answer._WATCH_SECONDS", 0.05)
+    options, failed, over = asking(in_flight=1), tmp_path / "failed.json", threading.Event()
+    prompts_of(tmp_path, ROWS, options)
+
+    def say(ids: list[int]) -> list[int]:
+        if says(" colour")[0] in ids:
+            failed.write_text("{}")
+            over.wait(20)
+        return says("Four." + END)
+
+    with stub_server(say) as server:
+        with pytest.raises(UserError, match="the server has failed; the answers that it gave"):
+            answer_all(tmp_path, options, server.url, failed=failed)
+        over.set()
+    assert len(server.requests) == 3
+    (journal,) = (tmp_path / "key" / ".building").glob("*/journal.jsonl")
+    assert journal.read_bytes().count(b"\n") == 2
+
+
+def test_a_request_is_given_up_that_nobody_answers(monkeypatch) -> None:
+    monkeypatch.setattr(client, "_REQUEST_SECONDS", 0.0)
+
+    async def ask() -> None:
+        async def keep_silent(*_: object) -> None:
+            await asyncio.sleep(20)
+
+        silent = await asyncio.start_server(keep_silent, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+        async with AnswerClient(url, api_key=None, sampling=Sampling(), stop_ids=[6]) as asking_:
+            await asking_._send(np.array([1]), 1)
+
+    with pytest.raises(NoAnswer, match="TimeoutError"):
+        asyncio.run(asyncio.wait_for(ask(), 10))
 
 
 def reply_text(**changes) -> str:
