@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 import torch
 import yaml
-from test_manifest import SCHEMA, Run
+from test_manifest import SCHEMA, Run, verified_with
 
 from draftstates.errors import UserError
 from draftstates.paths import Capture
@@ -193,6 +193,18 @@ def test_a_form_that_reads_back_otherwise_does_not_replace_the_captured_file(
         run.store("a", monkeypatch)
     assert run.capture.shard(run.shard_id("a")).exists()
     assert not run.capture.stored_ids(FORM)
+
+
+def test_a_tightened_limit_of_answers_refuses_a_form_whose_states_are_gone(
+    run: StoredRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verified_with(run, 0.5, asked=0.5)
+    for name in "ab":
+        run.store(name, monkeypatch)
+    assert len(run.list()["shards"]) == 2
+    verified_with(run, 0.5, asked=0.4)
+    with pytest.raises(UserError, match="expected 0.4; set it back; to capture the shard again"):
+        run.list()
 
 
 def _other_source(run: StoredRun, path: Path) -> None:
