@@ -784,6 +784,17 @@ class Configuration(Section):
         Path("results"), description="folder for everything that is made"
     )
 
+    @model_validator(mode="after")
+    def _check_answers_by_final_states(self) -> Self:
+        answering = [source.name for source in self.data.sources if source.answers]
+        if answering and not self.capture.final_state:
+            raise refusal(
+                f"expected true, since source {answering[0]} has answers, and every sampled token"
+                " is compared with the final state before it; found false",
+                key="capture.final_state",
+            )
+        return self
+
     @property
     def state_folder(self) -> Path:
         """Folder in which the clients and the supervisor of a server coordinate."""

@@ -6,6 +6,7 @@ and found values, locks, checksums.
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import hashlib
 import json
@@ -22,6 +23,8 @@ from draftstates.errors import UserError
 
 _READ_BYTES = 1 << 22
 _WRITE_BITS = 0o222
+# errors of flock on a file system without locks, such as Lustre or NFS as some mount it
+NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -463,6 +463,7 @@ class Verified(Document):
         selftests: ids of the self-test rows that the capturing servers agreed with.
         worst: the samples nearest to a limit.
         sizes: sizes of rows by layer.
+        answers_limit: `checks.answers` of a shard that was answered, as it was then.
     """
 
     FORMAT = "draftstates.verified"
@@ -480,6 +481,7 @@ class Verified(Document):
     selftests: Items[str] = ()
     worst: Items[NearLimit] = ()
     sizes: Items[LayerSizes] = ()
+    answers_limit: float | None = None
 
     @classmethod
     def remedy(cls, path: Path) -> str:

@@ -6,7 +6,6 @@ cluster.
 """
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import importlib.metadata
@@ -29,7 +28,7 @@ from typing import Any
 from draftstates.config import Configuration
 from draftstates.containers import check_image, scratch, step_environment
 from draftstates.errors import NO_SECOND_ATTEMPT, UserError
-from draftstates.files import files_digest, tail
+from draftstates.files import NO_LOCKS, files_digest, tail
 from draftstates.model import digest as content
 from draftstates.model.folder import ModelFolder
 from draftstates.model.lengths import prompt_length
@@ -518,7 +517,7 @@ def hold_results(results: Path) -> None:
             " folder in `results`"
         ) from None
     except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
+        if error.errno not in NO_LOCKS:
             raise
     os.ftruncate(lock, 0)
     os.pwrite(

@@ -418,6 +418,11 @@ def sampled_option(wildcards):
     return f"--tokens {shlex.quote(str(tokens))}" if tokens else ""
 
 
+def answers_limit(wildcards):
+    """Return the limit of a shard's answers, so that another limit verifies the shard again."""
+    return CONFIG.checks.answers if wildcards.shard_id in answered_shards() else None
+
+
 # Snakemake adds a traceback to an error of an input function, and none to an error here. A plan that
 # this command makes again may be damaged.
 if workflow.is_main_process and RESULTS.plan.exists():

@@ -29,6 +29,7 @@ rule verify:
     threads: 4
     params:
         tokens=sampled_option,
+        limit=answers_limit,
         code=ask.source_digest("verify", "shards", "model"),
     shell:
         """

@@ -41,6 +41,7 @@ def main() -> None:
             options=options,
             url=address.url,
             api_key=address.api_key,
+            failed=address.failed,
             output=arguments.output,
         )
     print(json.dumps({"chunk_id": arguments.chunk_id, **figures}))

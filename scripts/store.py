@@ -4,10 +4,14 @@ The form is read back before the captured file goes.
 """
 
 import argparse
+import contextlib
 import json
+import os
+import signal
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -61,11 +65,24 @@ def main() -> None:
     # A manifest that still lists the captured file is written again.
     withdraw_manifest(capture_folder, {arguments.shard_id}, "is now stored in a compact form")
     stored.publish(arguments.record)
-    for captured in (arguments.shard, recaptures_of(arguments.shard)):
-        captured.unlink(missing_ok=True)
     seconds = round(time.monotonic() - start, 1)
     sizes = {"captured_bytes": verified.bytes, "bytes": stored.bytes, "seconds": seconds}
-    print(json.dumps(sizes), file=sys.stderr)
+    print(json.dumps(sizes), file=sys.stderr, flush=True)
+    remove_and_leave(arguments.shard)
+
+
+def remove_and_leave(shard: Path) -> NoReturn:
+    """Remove a captured file, and end this process at once with status 0.
+
+    Snakemake removes the compact form of a job that fails, so nothing may fail once the captured
+    file is gone: no signal but KILL, and not the end of the interpreter, which takes a second.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    shard.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        recaptures_of(shard).unlink(missing_ok=True)
+    os._exit(0)
 
 
 if __name__ == "__main__":

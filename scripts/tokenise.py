@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from draftstates.answers.journal import remove_journals
 from draftstates.config import load
 from draftstates.errors import run_command
 from draftstates.tokens.sources import source_options
@@ -39,6 +40,8 @@ def main() -> None:
         accounting=arguments.accounting,
         workers=arguments.workers,
     )
+    if arguments.answered:
+        remove_journals(arguments.answered)
 
 
 if __name__ == "__main__":

@@ -124,7 +124,12 @@ def prompts_of(
 
 
 def answer_all(
-    folder: Path, options: TokeniseOptions, url: str, *, name: str = "smollm2"
+    folder: Path,
+    options: TokeniseOptions,
+    url: str,
+    *,
+    name: str = "smollm2",
+    failed: Path | None = None,
 ) -> list[dict[str, float]]:
     """Answer each chunk of the prompts in `folder` into `folder/key`; return the jobs' figures."""
     return [
@@ -135,6 +140,7 @@ def answer_all(
             options=options,
             url=url,
             api_key=None,
+            failed=failed,
             output=folder / "key" / f"{chunk.chunk_id}.parquet",
         )
         for chunk in Prompts.read(folder / "prompts.json").chunks

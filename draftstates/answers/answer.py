@@ -3,10 +3,8 @@
 import asyncio
 import itertools
 import json
-import os
-import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from draftstates.tokens.sources import TokeniseOptions
 from draftstates.tokens.tokenise import Pipeline
 
 _SHOWN = 20
+_WATCH_SECONDS = 2.0
 
 
 def answer_chunk(
@@ -39,6 +38,7 @@ def answer_chunk(
     options: TokeniseOptions,
     url: str,
     api_key: str | None,
+    failed: Path | None = None,
     output: Path,
 ) -> dict[str, float]:
     """Have a server answer a chunk's prompts.
@@ -50,14 +50,17 @@ def answer_chunk(
         options: options of the source, with `answers`.
         url: address of the server.
         api_key: its key, if it has one.
+        failed: file that exists once the server has failed; None where nobody watches it.
         output: Parquet file to write, see `answered.ANSWERS`, in the folder of the answers' key;
-            until then its journal is in `.building` in that folder.
+            its journal is in `.building` in that folder, and stays there: Snakemake removes the
+            output of a job that is killed at its end.
 
     Returns:
         Figures: answers, those that were there already, sampled tokens and seconds.
 
     Raises:
-        UserError: the chunk is not in the document, or names the prompts that got no answer.
+        UserError: the chunk is not in the document, or the server has failed; or names the
+            prompts that got no answer.
     """
     plan, chunk = find_chunk(prompts, chunk_id)
     rows = [row for row in read_prompts(prompts, chunk.first, chunk.end) if row["prompt_id"]]
@@ -72,7 +75,8 @@ def answer_chunk(
             building, shard_id=chunk_id, total=len(asked) * options.answers.samples, server=url
         )
         begin = time.monotonic()
-        answers = asyncio.run(work.all(asked, known, journal, progress, url, api_key))
+        conversations = work.all(asked, known, journal, progress, url, api_key)
+        answers = asyncio.run(_unless_failed(conversations, failed))
         facts = {
             "seconds": round(time.monotonic() - begin, 3) if work.sampled else 0.0,
             "answers": len(answers),
@@ -83,8 +87,7 @@ def answer_chunk(
         )
         with publishing(output) as partial:
             pq.write_table(table, partial, compression="zstd")
-    shutil.rmtree(building, ignore_errors=True)
-    _remove_empty(building.parent)
+    progress.remove()
     return facts
 
 
@@ -108,10 +111,25 @@ def find_chunk(prompts: Path, chunk_id: str) -> tuple[Prompts, PromptChunk]:
     )
 
 
-def _remove_empty(folder: Path) -> None:
-    # another chunk's journal may be in it
-    if not any(folder.iterdir()):
-        os.rmdir(folder)
+async def _unless_failed(
+    work: Coroutine[Any, Any, list[dict[str, Any]]], failed: Path | None
+) -> list[dict[str, Any]]:
+    """Return what `work` returns, unless the server fails meanwhile.
+
+    A server whose node has lost its power closes no connection.
+
+    Raises:
+        UserError: it has failed.
+    """
+    working = asyncio.create_task(work)
+    try:
+        while not working.done():
+            if failed is not None and failed.exists():
+                raise UserError("the server has failed; the answers that it gave are kept")
+            await asyncio.wait({working}, timeout=_WATCH_SECONDS)
+        return working.result()
+    finally:
+        working.cancel()
 
 
 class _Work:

@@ -14,6 +14,9 @@ from draftstates.config import Sampling
 from draftstates.errors import UserError
 from draftstates.tokens.answered import LENGTH
 
+# an answer that takes longer, and then a second for each token, is given up, as in extract/client
+_REQUEST_SECONDS = 1800.0
+_CONNECT_SECONDS = 30.0
 # waits before the second and the third attempt at a request
 _WAITS = (1.0, 5.0)
 
@@ -52,8 +55,6 @@ class AnswerClient:
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
-            # a long answer takes long; a server that dies closes the connection
-            timeout=aiohttp.ClientTimeout(total=None),
             headers=headers,
         )
         return self
@@ -90,8 +91,12 @@ class AnswerClient:
             "return_logprob": True,
             "logprob_start_len": -1,
         }
+        # the node of a server may lose its power, and then nobody closes the connection
+        limits = aiohttp.ClientTimeout(total=_REQUEST_SECONDS + room, sock_connect=_CONNECT_SECONDS)
         try:
-            async with self._session.post(f"{self._url}/generate", json=body) as response:
+            async with self._session.post(
+                f"{self._url}/generate", json=body, timeout=limits
+            ) as response:
                 text = await response.text()
                 if response.status != 200:
                     raise NoAnswer(f"the server answered {response.status}: {text[:500]}")
@@ -127,6 +132,9 @@ def read_reply(text: str, *, sent: int, room: int, stop_ids: list[int]) -> Reply
             f"the server's answer: expected output_ids, finish_reason and output_token_logprobs,"
             f" found {text[:200]!r} ({type(error).__name__}: {error})"
         ) from error
+    if finish == LENGTH and len(output) == room and output[-1] in stop_ids:
+        # its last possible token ended it; the next prompt would get a second end token
+        finish = "stop"
     expected: dict[str, Any] = {
         "finish_reason": f"stop or {LENGTH}",
         "ids of output_token_logprobs": output,

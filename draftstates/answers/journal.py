@@ -4,10 +4,12 @@ A job that is killed leaves its journal, and the next one goes on from there.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import fcntl
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,6 +22,7 @@ import pyarrow.compute as pc
 from draftstates import ids
 from draftstates.answers.chat import Reply
 from draftstates.errors import UserError
+from draftstates.files import NO_LOCKS
 from draftstates.paths import BUILDING
 from draftstates.tokens.answered import read_answers
 
@@ -59,6 +62,8 @@ class Journal:
     def __init__(self, path: Path) -> None:
         """Open the journal, and cut off a line that a killed job left unfinished.
 
+        On a file system without locks, no job holds the journal.
+
         Raises:
             UserError: another job holds the journal.
         """
@@ -66,13 +71,17 @@ class Journal:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             os.close(self._file)
             raise UserError(
                 f"{path}: another job writes these answers: wait until it ends"
             ) from None
-        self.answers, whole = _read(path)
-        os.ftruncate(self._file, whole)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                os.close(self._file)
+                raise
+        self.answers, self._size = _read(path)
+        os.ftruncate(self._file, self._size)
         self._waiting: list[tuple[bytes, asyncio.Future[None]]] = []
         self._writing = asyncio.Lock()
 
@@ -90,7 +99,7 @@ class Journal:
     async def add(self, key: Key, reply: Reply) -> None:
         """Write an answer; return when it is on the disk.
 
-        Answers that come while others are written are written together.
+        Answers that come while others are written are written together, and fail together.
         """
         line = json.dumps([*key, *dataclasses.astuple(reply)]).encode() + b"\n"
         written = asyncio.get_running_loop().create_future()
@@ -98,15 +107,44 @@ class Journal:
         async with self._writing:
             if not written.done():
                 batch, self._waiting = self._waiting, []
-                await asyncio.to_thread(self._write, b"".join(line for line, _ in batch))
-                for _, each in batch:
-                    each.set_result(None)
+                try:
+                    await asyncio.to_thread(self._write, b"".join(line for line, _ in batch))
+                except BaseException as error:
+                    for _, each in batch:
+                        each.set_exception(error)
+                else:
+                    for _, each in batch:
+                        each.set_result(None)
+        await written
 
     def _write(self, data: bytes) -> None:
         left = memoryview(data)
-        while left:
-            left = left[os.write(self._file, left) :]
-        os.fsync(self._file)
+        try:
+            while left:
+                left = left[os.write(self._file, left) :]
+            os.fsync(self._file)
+        except OSError:
+            # half a line would swallow the next one
+            os.ftruncate(self._file, self._size)
+            raise
+        self._size += len(data)
+
+
+def remove_journals(folder: Path) -> None:
+    """Remove the journals of the chunks whose answers are in their files.
+
+    It is for a later step than the jobs that answer: Snakemake has accepted their files by then.
+
+    Args:
+        folder: folder of the answers' key.
+    """
+    building = folder / BUILDING
+    for path in building.glob(f"*/{JOURNAL}"):
+        if (folder / f"{path.parent.name}.parquet").exists():
+            shutil.rmtree(path.parent, ignore_errors=True)
+    # a chunk of other prompts may have left its journal there
+    with contextlib.suppress(OSError):
+        building.rmdir()
 
 
 def earlier_answers(

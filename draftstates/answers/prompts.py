@@ -1,7 +1,8 @@
 """The prompts of a source: each row's conversation up to what the target model answers.
 
-A prompt's id is a hash of the ids that the server will see, with a stand-in for each answer. So a
-change of the template, the tokenizer or the row that changes no id answers nothing a second time.
+A prompt's id is a hash of the ids that the server will see, with a stand-in for each answer: one
+without a thought, and such with one. So a change of the template, the tokenizer or the row that
+changes no id answers nothing a second time.
 """
 
 import dataclasses
@@ -31,6 +32,11 @@ from draftstates.tokens.tokenise import Pipeline, first_and_others, origin_of, r
 _DOMAIN = b"draftstates.prompt.v1\0"
 # what stands for an answer that is not sampled yet
 STAND_IN = {"role": "assistant", "content": "Yes"}
+# earlier answers with a thought, read by a parser or left in the text, and with blanks around it
+_THOUGHTFUL = (
+    {"role": "assistant", "content": "Yes", "reasoning_content": "Sure."},
+    {"role": "assistant", "content": "<think>\nSure.\n</think>\n\nYes\n"},
+)
 _GROUP_ROWS = 1024
 # tokens of its context that the server keeps free behind a prompt with its answer
 SPARE = 8
@@ -146,7 +152,29 @@ def _prompt(
         if place == places[0]:
             _check_ids(prompt.ids, template.tokenizer.bos_token_id, options.max_tokens - SPARE)
         digest.update(len(prompt.ids).to_bytes(8, "little") + prompt.ids.astype("<i4").tobytes())
+    for history in _thoughtful(template, messages, places):
+        for place in places[1:]:
+            try:
+                seen = template.rendering.rendered(history[:place], tools=tools, prompt=True).ids
+            except RowSkipped as skipped:
+                # the conversation would end there
+                digest.update(skipped.detail.encode(errors="replace"))
+            else:
+                digest.update(len(seen).to_bytes(8, "little") + seen.astype("<i4").tobytes())
     return Prompt(messages, places, tools, parsed.arguments), digest.hexdigest()[:32]
+
+
+def _thoughtful(
+    template: ChatTemplate, messages: list[dict[str, Any]], places: list[int]
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield the messages with thoughts in earlier answers: a template may change these alone."""
+    for stand_in in _THOUGHTFUL if len(places) > 1 else ():
+        history = list(messages)
+        for place in places[:-1]:
+            calls = messages[place].get("tool_calls")
+            answer = {**stand_in, "tool_calls": calls} if calls else stand_in
+            history[place] = template.forms.formed(answer)
+        yield history
 
 
 def _places(messages: list[dict[str, Any]]) -> list[int]:

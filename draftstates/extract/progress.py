@@ -57,6 +57,10 @@ class ProgressFile:
         if self._now() - written > _WRITE_SECONDS:
             self._write()
 
+    def remove(self) -> None:
+        """Remove the file: the job is over, and its folder stays."""
+        self._file.unlink(missing_ok=True)
+
     def _now(self) -> float:
         return time.monotonic() + self._ahead
 

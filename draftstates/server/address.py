@@ -21,16 +21,21 @@ class Address:
         launcher: the launcher that started the server.
         server: the name that an external server gave itself when it started, from the self-test
             that it passed; None for others, whose end ends their address.
+        failed: file that exists once the server has failed, of a lease; None for others.
     """
 
     url: str
     api_key: str | None
     launcher: str
     server: str | None = None
+    failed: Path | None = None
 
     def write(self, path: Path) -> None:
         """Write the address to `path`, mode 0600."""
-        write_private(path, dataclasses.asdict(self))
+        content = dataclasses.asdict(self)
+        # the run folder of the process that writes, which is no part of the address
+        del content["failed"]
+        write_private(path, content)
 
 
 def read_address(path: Path) -> Address:

@@ -58,6 +58,7 @@ def lease(settings: ServerSettings, *, kept: bool = False) -> Iterator[Address]:
                 api_key=answer["api_key"],
                 launcher=settings.launcher,
                 server=answer["server"],
+                failed=run.server(answer["generation"]).failed,
             )
             try:
                 if settings.launcher == "slurm":

@@ -168,9 +168,28 @@ def _read_verified(
     path = capture.verified(planned.shard_id)
     found = Verified.read(path)
     found.check(path, planned=planned, capture_key=plan.capture.key)
+    _check_limit(found, path, plan, planned, form)
     if form is None:
         _check_file(capture.shard(planned.shard_id), found, path)
     return found
+
+
+def _check_limit(
+    found: Verified, path: Path, plan: Plan, planned: PlannedShard, form: str | None
+) -> None:
+    """Refuse findings by a limit of answers that is not, or is not within, the present one."""
+    asked, had = plan.checks.answers, found.answers_limit
+    is_within = asked is not None and had is not None and had <= asked
+    if not planned.answered or asked == had or is_within:
+        return
+    if form is None:
+        remedy = found.remedy(path)
+    else:
+        # the states that a verification would read are gone
+        remedy = "set it back; " + capture_again(
+            Capture(path.parents[1]).compact(planned.shard_id, form)
+        )
+    raise UserError(f"{path}: verified with checks.answers {had}, expected {asked}; {remedy}")
 
 
 def _read_parity(

@@ -154,6 +154,7 @@ def verify_shard(
             *_nearest("answers", answer_shares),
         ),
         sizes=layer_sizes(sizes, layers=spec.residual_layers, final=spec.final_state),
+        answers_limit=checks.answers if planned.answered else None,
     )
 
 

@@ -355,6 +355,14 @@ def test_a_wrong_key_is_named_with_its_path(path: str, value: object, expected: 
     assert f"my.yaml: {expected}" in str(caught.value)
 
 
+def test_answers_are_refused_without_the_final_states_that_verify_them() -> None:
+    raw = edited("data.sources.0.answers", {})
+    config.resolve(raw, origin="my.yaml")
+    raw["capture"]["final_state"] = False
+    with pytest.raises(UserError, match="my.yaml: capture.final_state: expected true, since sourc"):
+        config.resolve(raw, origin="my.yaml")
+
+
 def test_two_sources_of_one_name_are_refused() -> None:
     raw = minimal()
     raw["data"]["sources"] *= 2

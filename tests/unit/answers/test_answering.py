@@ -1,22 +1,29 @@
 """From prompts to samples, with a server of ready answers."""
 
+import asyncio
+import errno
+import fcntl
 import itertools
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from answer_kit import StubServer, answer_all, asking, prompts_of, says, stub_server, user
-from token_kit import server_ids, template
+from token_kit import run_script, server_ids, template, tokenizer_folder
 
 from draftstates.answers import client
 from draftstates.answers.chat import Reply
 from draftstates.answers.client import AnswerClient, NoAnswer, read_reply
-from draftstates.answers.journal import Journal
+from draftstates.answers.journal import Journal, remove_journals
 from draftstates.answers.prompts import SPARE
+from draftstates.config import Sampling
 from draftstates.errors import UserError
+from draftstates.extract.progress import running
 from draftstates.records import Prompts
 from draftstates.tokens.accounting import RowResult
 from draftstates.tokens.answered import AnsweredRows, read_answers
@@ -241,6 +248,33 @@ def test_only_new_prompts_are_answered(tmp_path) -> None:
     assert [len(each.samples) for each in results(tmp_path, options)] == [1, 1]
 
 
+TURNS = """{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role ==
+'assistant' %}{{ SAID }}{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}{% if
+add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+THOUGHT = "('<think>' + m.reasoning_content + '</think>' if m.reasoning_content else '')"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (f"{THOUGHT} + m.content", "m.content"),
+        ("m.content", "m.content.split('</think>')[-1]"),
+        ("m.content", "m.content | trim"),
+    ],
+)
+def test_a_template_that_shows_earlier_thoughts_otherwise_asks_other_prompts(
+    tmp_path, before: str, after: str
+) -> None:
+    ids = []
+    for number, said in enumerate((before, before, after)):
+        file = tmp_path / f"{number}.jinja"
+        file.write_text(TURNS.replace("SAID", said))
+        options = asking().model_copy(update={"chat_template": file})
+        rows = [user("Hi", "And then?")]
+        ids.append(prompts_of(tmp_path / str(number), rows, options).chunks[0].chunk_id)
+    assert ids[0] == ids[1] != ids[2]
+
+
 def test_a_changed_chunk_takes_the_answers_that_others_hold(tmp_path) -> None:
     options = asking(chunk=2048)
     prompts_of(tmp_path, ROWS, options)
@@ -272,6 +306,49 @@ def test_a_killed_job_loses_no_answer(tmp_path) -> None:
         answer_all(tmp_path, options, server.url)
         assert len(server.requests) - before == 2
     assert [len(each.samples) for each in results(tmp_path, options)] == [1, 1, 1]
+
+
+def test_answers_whose_file_snakemake_removes_are_not_asked_again(tmp_path) -> None:
+    options = asking(chunk=1)
+    prompts_of(tmp_path, ROWS, options)
+    with answer() as server:
+        answer_all(tmp_path, options, server.url)
+        # as after a job that was killed between the publishing of its file and its exit
+        for file in (tmp_path / "key").glob("*.parquet"):
+            file.unlink()
+        answer_all(tmp_path, options, server.url)
+    assert len(server.requests) == 3
+    assert not running(tmp_path / "key" / ".building")
+
+
+def test_tokenising_removes_the_journals_of_finished_chunks(tmp_path) -> None:
+    options = asking(chunk=1)
+    chunks = prompts_of(tmp_path, ROWS, options).chunks
+    with answer() as server:
+        answer_all(tmp_path, options, server.url)
+    building = tmp_path / "key" / ".building"
+    with Journal(building / "of-no-file" / "journal.jsonl"):
+        assert len(list(building.iterdir())) == len(chunks) + 1
+    source = {"name": "chats", "files": [str(tmp_path / "data.jsonl")], "answers": {"chunk": 1}}
+    config = {
+        "data": {"sources": [source], "max_tokens": 512},
+        "model": {"path": str(tokenizer_folder("smollm2"))},
+        "capture": {},
+    }
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    paths = {
+        "config": tmp_path / "config.yaml",
+        "tokenizer": tokenizer_folder("smollm2"),
+        "output": tmp_path / "tokens.parquet",
+        "accounting": tmp_path / "tokens.json",
+        "answered": tmp_path / "key",
+    }
+    given = [part for name, path in paths.items() for part in (f"--{name}", path)]
+    run_script("tokenise.py", "--source", "chats", *given)
+    assert [path.name for path in building.iterdir()] == ["of-no-file"]
+    (building / "of-no-file" / "journal.jsonl").unlink()
+    (building / "of-no-file").rmdir()
+    remove_journals(tmp_path / "key")
     assert not building.exists()
 
 
@@ -307,6 +384,44 @@ def test_a_server_that_fails_loses_no_finished_answer(tmp_path, monkeypatch) -> 
     assert [len(each.samples) for each in results(tmp_path, options)] == [1, 1, 1]
 
 
+def test_a_server_that_fails_without_closing_its_connections_ends_the_job(
+    tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr("draftstates.answers.answer._WATCH_SECONDS", 0.05)
+    options, failed, over = asking(in_flight=1), tmp_path / "failed.json", threading.Event()
+    prompts_of(tmp_path, ROWS, options)
+
+    def say(ids: list[int]) -> list[int]:
+        if says(" colour")[0] in ids:
+            failed.write_text("{}")
+            over.wait(20)
+        return says("Four." + END)
+
+    with stub_server(say) as server:
+        with pytest.raises(UserError, match="the server has failed; the answers that it gave"):
+            answer_all(tmp_path, options, server.url, failed=failed)
+        over.set()
+    assert len(server.requests) == 3
+    (journal,) = (tmp_path / "key" / ".building").glob("*/journal.jsonl")
+    assert journal.read_bytes().count(b"\n") == 2
+
+
+def test_a_request_is_given_up_that_nobody_answers(monkeypatch) -> None:
+    monkeypatch.setattr(client, "_REQUEST_SECONDS", 0.0)
+
+    async def ask() -> None:
+        async def keep_silent(*_: object) -> None:
+            await asyncio.sleep(20)
+
+        silent = await asyncio.start_server(keep_silent, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+        async with AnswerClient(url, api_key=None, sampling=Sampling(), stop_ids=[6]) as asking_:
+            await asking_._send(np.array([1]), 1)
+
+    with pytest.raises(NoAnswer, match="TimeoutError"):
+        asyncio.run(asyncio.wait_for(ask(), 10))
+
+
 def reply_text(**changes) -> str:
     meta = {
         "finish_reason": {"type": "stop"},
@@ -340,6 +455,12 @@ def test_a_wrong_reply_is_refused(changes: dict) -> None:
         read_reply(reply_text(**changes), sent=3, room=8, stop_ids=[6])
 
 
+def test_an_answer_whose_last_possible_token_ends_it_is_not_cut() -> None:
+    text = reply_text(finish_reason={"type": "length"})
+    assert read_reply(text, sent=3, room=2, stop_ids=[6]).finish == "stop"
+    assert read_reply(text, sent=3, room=2, stop_ids=[7]).finish == "length"
+
+
 def test_an_answer_that_ends_without_an_end_token_is_refused() -> None:
     with pytest.raises(NoAnswer, match="last token one of .7. where the answer is not cut"):
         read_reply(reply_text(), sent=3, room=8, stop_ids=[7])
@@ -348,6 +469,52 @@ def test_an_answer_that_ends_without_an_end_token_is_refused() -> None:
 def test_two_jobs_do_not_share_a_journal(tmp_path) -> None:
     with Journal(tmp_path / "journal.jsonl"), pytest.raises(UserError, match="another job"):
         Journal(tmp_path / "journal.jsonl")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_has_journals(tmp_path, monkeypatch, number: int) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        asyncio.run(journal.add(("p", 0, 0, "h"), Reply([1], [-0.5], "stop", 0)))
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        assert list(journal.answers) == [("p", 0, 0, "h")]
+
+
+def test_a_lock_that_fails_is_no_other_job(tmp_path, monkeypatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        Journal(tmp_path / "journal.jsonl")
+
+
+def test_a_write_that_fails_fails_its_whole_batch_and_leaves_no_half_line(
+    tmp_path, monkeypatch
+) -> None:
+    reply, write, room = Reply([1], [-0.5], "stop", 0), os.write, iter([5])
+
+    def on_a_full_disk(file: int, data: bytes) -> int:
+        if (left := next(room, None)) is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data[:left])
+
+    async def add(journal: Journal) -> list[BaseException | None]:
+        keys = [(name, 0, 0, "h") for name in "pqr"]
+        adding = asyncio.gather(*(journal.add(key, reply) for key in keys), return_exceptions=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", on_a_full_disk)
+            found = await asyncio.wait_for(adding, 10)
+        await journal.add(("s", 0, 0, "h"), reply)
+        return found
+
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        assert [type(each) for each in asyncio.run(add(journal))] == [OSError] * 3
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        assert list(journal.answers) == [("s", 0, 0, "h")]
 
 
 def test_a_prompt_without_its_answer_is_named(tmp_path) -> None:

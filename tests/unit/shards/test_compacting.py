@@ -3,7 +3,9 @@ captured file goes, and the manifest lists the form.
 """
 
 import dataclasses
+import os
 import runpy
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import jsonschema
 import pytest
 import torch
 import yaml
-from test_manifest import SCHEMA, Run
+from test_manifest import SCHEMA, Run, verified_with
 
 from draftstates.errors import UserError
 from draftstates.paths import Capture
@@ -24,6 +26,23 @@ from draftstates.shards.manifest import write_manifest
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "store.py"
 FORM = "e4m3-top-token"
+
+
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Left:
+    """Stands in for `os._exit`.
+
+    Attributes:
+        statuses: the statuses that it got.
+    """
+
+    def __init__(self) -> None:
+        self.statuses: list[int] = []
+
+    def __call__(self, status: int) -> None:
+        self.statuses.append(status)
 
 
 class StoredRun(Run):
@@ -59,7 +78,14 @@ class StoredRun(Run):
         }
         given = [part for name, value in arguments.items() for part in (f"--{name}", str(value))]
         monkeypatch.setattr("sys.argv", ["store.py", *given])
-        runpy.run_path(str(SCRIPT), run_name="__main__")
+        handlers = {number: signal.getsignal(number) for number in ENDING}
+        monkeypatch.setattr(os, "_exit", left := Left())
+        try:
+            runpy.run_path(str(SCRIPT), run_name="__main__")
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        assert left.statuses == [0]
 
     def list(self) -> dict:
         return write_manifest(
@@ -111,6 +137,22 @@ def test_the_captured_file_goes_and_the_manifest_lists_the_form(
         assert torch.equal(top_token(read["final_hidden_state"]), top_token(final))
 
 
+def test_no_signal_ends_the_command_once_the_captured_file_goes(
+    run: StoredRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink, shard = Path.unlink, run.capture.shard(run.shard_id("a"))
+
+    def unlink_and_signal(path: Path, **options: bool) -> None:
+        unlink(path, **options)
+        if path == shard:
+            for number in ENDING:
+                os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(Path, "unlink", unlink_and_signal)
+    run.store("a", monkeypatch)
+    assert run.capture.stored_ids(FORM) == {run.shard_id("a")}
+
+
 def test_a_captured_file_that_changed_is_neither_stored_nor_removed(
     run: StoredRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +193,18 @@ def test_a_form_that_reads_back_otherwise_does_not_replace_the_captured_file(
         run.store("a", monkeypatch)
     assert run.capture.shard(run.shard_id("a")).exists()
     assert not run.capture.stored_ids(FORM)
+
+
+def test_a_tightened_limit_of_answers_refuses_a_form_whose_states_are_gone(
+    run: StoredRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verified_with(run, 0.5, asked=0.5)
+    for name in "ab":
+        run.store(name, monkeypatch)
+    assert len(run.list()["shards"]) == 2
+    verified_with(run, 0.5, asked=0.4)
+    with pytest.raises(UserError, match="expected 0.4; set it back; to capture the shard again"):
+        run.list()
 
 
 def _other_source(run: StoredRun, path: Path) -> None:

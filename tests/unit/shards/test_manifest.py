@@ -123,6 +123,38 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path)
 
 
+def verified_with(run: Run, had: float | None, *, asked: float | None) -> None:
+    """Make all shards answered ones, verified with one limit, and the plan ask for another."""
+    run.plan = dataclasses.replace(
+        run.plan,
+        checks=dataclasses.replace(run.plan.checks, answers=asked),
+        shards=tuple(dataclasses.replace(shard, answered=True) for shard in run.plan.shards),
+    )
+    for source, shard in zip("ab", run.plan.shards, strict=True):
+
+        def change(found: dict[str, Any], tokens: int = shard.supervised_tokens) -> None:
+            found["figures"]["answer_tokens"], found["answers_limit"] = tokens, had
+
+        run.change_verified(source, change)
+
+
+@pytest.mark.parametrize(("had", "asked"), [(None, None), (0.5, 0.5), (0.5, 0.6)])
+def test_findings_within_the_limit_of_answers_are_listed(
+    run: Run, had: float | None, asked: float | None
+) -> None:
+    verified_with(run, had, asked=asked)
+    assert len(run.write()["shards"]) == 2
+
+
+@pytest.mark.parametrize(("had", "asked"), [(0.5, 0.4), (None, 0.4), (0.5, None)])
+def test_findings_by_another_limit_of_answers_are_refused(
+    run: Run, had: float | None, asked: float | None
+) -> None:
+    verified_with(run, had, asked=asked)
+    message = _refused(run)
+    assert f"verified with checks.answers {had}, expected {asked}; to verify the shard" in message
+
+
 def _refused(run: Run) -> str:
     with pytest.raises(UserError) as error:
         run.write()

@@ -261,6 +261,16 @@ def test_verification_compares_the_answers_of_a_shard(model, tmp_path) -> None:
         earlier.check(tmp_path, planned=planned, capture_key=key)
 
 
+def test_the_findings_name_the_limit_of_the_answers(model, tmp_path) -> None:
+    captured, said = as_answered(model)
+    files = write(captured, tmp_path / "shards")
+    tokens = write_tokens(captured, said, tmp_path)
+    assert verify(files, tokens).answers_limit is None
+    checks = dataclasses.replace(files.plan.checks, answers=0.75)
+    files = dataclasses.replace(files, plan=dataclasses.replace(files.plan, checks=checks))
+    assert verify(files, tokens).answers_limit == 0.75
+
+
 def test_verification_refuses_answers_of_another_temperature(model, tmp_path) -> None:
     captured, said = as_answered(model)
     other_temperature(captured, said, model)
