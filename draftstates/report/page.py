@@ -286,7 +286,7 @@ def _captured(numbers: Numbers) -> dict[str, Any]:
         ),
         "parity_note": (
             f"Distance of the self-test's rows from a plain Hugging Face forward pass:"
-            f" {parity.get('result', 'compared')}. Rows that are equal to the last bit have no mark."
+            f" {parity.get('result', 'compared')}. A distance of 0 has no mark."
             + (
                 " A layer alone: the checkpoint's layer, given the captured rows before it, so that"
                 " roundings do not add up."
