@@ -14,6 +14,13 @@ from cluster_harness import HEARTBEAT_SECONDS, Cluster
 from lease_harness import ended, eventually, find, leased
 
 
+def ready(cluster: Cluster, count: int) -> None:
+    """Wait until so many servers are ready: one that still loads is started with the others."""
+    eventually(
+        lambda: cluster.log().count("is ready") >= count, within=60, what=f"{count} servers ready"
+    )
+
+
 def test_two_server_jobs_share_the_shards_and_both_are_cancelled_at_the_end(
     cluster: Cluster,
 ) -> None:
@@ -32,7 +39,8 @@ def test_two_server_jobs_share_the_shards_and_both_are_cancelled_at_the_end(
     asked = Counter(cluster.play.servers_asked().values())
     assert len(cluster.play.starts()) == 2
     assert sorted(asked) == sorted(cluster.play.starts())
-    assert set(asked.values()) == {2}
+    # Which shards find both servers ready depends on Slurm; `test_lease_replicas.py` has the choice.
+    assert sum(asked.values()) == 4
     eventually(lambda: not cluster.jobs(), within=10, what="no job is left")
     assert not list(cluster.play.folder.glob("state/run-*"))
 
@@ -51,6 +59,7 @@ def test_a_cancelled_server_moves_its_work_to_the_other_and_is_started_again_alo
     settings = cluster.settings(replicas=2)
     run = cluster.snakemake(settings, "--retries", "2", shards=4, seconds=6.0)
     leased(cluster.play, 2, within=300)
+    ready(cluster, 2)
     first, second = sorted(cluster.jobs("gpu"), key=int)
     subprocess.run(["scancel", first], check=True)
     assert run.wait() == 0, cluster.play.said() + cluster.log()
