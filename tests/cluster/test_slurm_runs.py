@@ -39,7 +39,7 @@ def test_two_server_jobs_share_the_shards_and_both_are_cancelled_at_the_end(
     asked = Counter(cluster.play.servers_asked().values())
     assert len(cluster.play.starts()) == 2
     assert sorted(asked) == sorted(cluster.play.starts())
-    # Which shards find both servers ready depends on Slurm; `test_lease_replicas.py` has the choice.
+    # Which shards find both ready depends on Slurm; `test_lease_replicas.py` has the choice.
     assert sum(asked.values()) == 4
     eventually(lambda: not cluster.jobs(), within=10, what="no job is left")
     assert not list(cluster.play.folder.glob("state/run-*"))
