@@ -570,10 +570,9 @@ def retry_what_may_pass(scheduler: Any) -> None:
     handle = scheduler._handle_error
 
     def handle_error(job: Any, **options: Any) -> None:
-        with contextlib.suppress(OSError):
-            # a group of jobs has no log of its own
-            if any(NO_SECOND_ATTEMPT in tail(Path(log)) for log in getattr(job, "log", ())):
-                job.attempt = job.restart_times + 1
+        # a group of jobs has no log of its own
+        if any(NO_SECOND_ATTEMPT in tail(Path(log)) for log in getattr(job, "log", ())):
+            job.attempt = job.restart_times + 1
         handle(job, **options)
 
     scheduler._handle_error = handle_error

@@ -29,7 +29,7 @@ from draftstates.shards.layout import combined_checksum
 _MOST_REMEMBERED = 4096
 # Rows of fewer bytes are not worth the waking of a second thread.
 _SMALL_BYTES = 16 << 20
-# Largest distance of two rows that is told.
+# Largest distance of two rows that a receipt names.
 _FAR = 1e6
 
 
