@@ -153,6 +153,8 @@ def of_a_million(numbers: Numbers) -> Numbers:
         }
         for number in range(5000)
     ]
+    entry = numbers.plan.shards[0]
+    entries = tuple(dataclasses.replace(entry, shard_id=shard["shard_id"]) for shard in shards)
     jobs = [
         {**numbers.times["jobs"][-1], "name": f"{number:032x}", "start": number, "end": number + 9}
         for number in range(10_000)
@@ -162,6 +164,7 @@ def of_a_million(numbers: Numbers) -> Numbers:
     samples = [{**long, "id": f"{number:032x}"} for number in range(200)]
     return dataclasses.replace(
         numbers,
+        plan=dataclasses.replace(numbers.plan, shards=entries),
         statistics=statistics,
         samples=samples,
         trust={**numbers.trust, "shards": shards},
