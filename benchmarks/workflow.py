@@ -37,6 +37,7 @@ from server_harness import CPU_FLAGS, serve
 
 from draftstates.engine.flags import numeric, placing
 from draftstates.model.folder import ModelFolder
+from draftstates.paths import Capture
 from draftstates.records import Plan
 from draftstates.server.run import RUN_FOLDER_VARIABLE
 
@@ -60,7 +61,7 @@ class Run:
                                 "format": "tokens",
                             }
                         ],
-                        "max_tokens": 40000,
+                        "max_tokens": arguments.mix.longest,
                     },
                     "model": {
                         "path": str(arguments.model.resolve()),
@@ -124,11 +125,13 @@ class Run:
             process.wait()
 
     def forget(self) -> None:
-        """Remove the capture folder."""
-        shutil.rmtree(
-            self.results / Plan.read(self.results / "plan.json").capture_folder,
-            ignore_errors=True,
-        )
+        """Remove what the capture folder holds, but for the self-test's rows of the server."""
+        folder = self.results / Plan.read(self.results / "plan.json").capture_folder
+        for path in folder.glob("*"):
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path != Capture(folder).selftest_rows:
+                path.unlink()
 
 
 def main() -> None:

@@ -27,6 +27,8 @@ _POLL_SECONDS = 0.1
 _STATUS_SECONDS = 60.0
 # a busy server answers late
 _HEALTH_SECONDS = 60.0
+# a server that is kept up may have no good health for so long
+_SILENT_SECONDS = 120.0
 # a client may notice the death of a server before its supervisor does
 _FAILURE_SECONDS = 3.0
 
@@ -94,11 +96,29 @@ def hold(settings: ServerSettings) -> None:
             flush=True,
         )
         try:
-            while not (problem := health(address.url, seconds=_HEALTH_SECONDS)):
-                time.sleep(1.0)
+            problem = _until_silent(address)
         except KeyboardInterrupt:
             return
         raise UserError(f"the server does not answer any more: {problem}")
+
+
+def _has_failed(address: Address) -> bool:
+    return address.failed is not None and address.failed.exists()
+
+
+def _until_silent(address: Address) -> str:
+    """Return what is wrong with a server that has not been healthy for some time.
+
+    On a machine with too much work, a server's own look at its health can fail.
+    """
+    healthy = time.monotonic()
+    while True:
+        problem = health(address.url, seconds=_HEALTH_SECONDS)
+        if not problem:
+            healthy = time.monotonic()
+        elif time.monotonic() - healthy > _SILENT_SECONDS or _has_failed(address):
+            return problem
+        time.sleep(1.0)
 
 
 @contextlib.contextmanager

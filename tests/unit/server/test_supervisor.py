@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from draftstates.files import write_private
+from draftstates.server.address import Address
 from draftstates.server.folder import RunFolder, ServerFolder, leave_error
 from draftstates.server.gpus import GpuLock
 from draftstates.server.lasting import Failure
-from draftstates.server.lease import hold
+from draftstates.server.lease import _until_silent, hold
 from draftstates.server.leases import Request
 from draftstates.server.local import LocalServer
 from draftstates.server.processes import Process
@@ -505,3 +506,26 @@ def test_a_replica_that_dies_before_the_others_are_ready_does_not_start_all_agai
         supervisor.tick()
     assert "out of memory" in error_of(request)
     assert len(engines) == 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_kept_server_that_is_unhealthy_for_a_moment_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """A server on a busy machine answers 503 where it could not look at itself in time."""
+    address = Address(
+        url="http://node:1", api_key=None, launcher="local", failed=tmp_path / "failed.json"
+    )
+    looks: list[str | None] = [None, "HTTP Error 503", "HTTP Error 503", None]
+    clock = iter(range(0, 10_000, 50))
+
+    def health(_url: str, *, seconds: float) -> str | None:
+        if fails and len(looks) == 2:
+            (tmp_path / "failed.json").write_text("{}")
+        return looks.pop(0) if looks else "refused"
+
+    monkeypatch.setattr("draftstates.server.lease.health", health)
+    monkeypatch.setattr("draftstates.server.lease.time.sleep", lambda _: None)
+    monkeypatch.setattr("draftstates.server.lease.time.monotonic", lambda: next(clock))
+    assert _until_silent(address) == ("HTTP Error 503" if fails else "refused")
+    assert len(looks) == (1 if fails else 0)
