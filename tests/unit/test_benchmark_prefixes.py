@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-TESTS = Path(__file__).parents[1]
-sys.path += [str(TESTS.parent / "benchmarks"), str(TESTS / "unit" / "extract")]
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).parent / "extract"))
 import prefixes
 from server_harness import Running
 from test_extract import SPEC, StandIn, with_server
