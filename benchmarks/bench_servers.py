@@ -77,8 +77,8 @@ def own_servers(
 ) -> dict[str, list[Running]]:
     """Start the servers `plain`, with --to `capture`, and with --graphs `graphs`.
 
-    Where prefixes are reused, `reusing` captures with a radix cache. All start at the same time,
-    because a start mostly waits.
+    Where prefixes are reused, `reusing` captures with a radix cache and `cached` has one and does
+    not capture. All start at the same time, because a start mostly waits.
     """
     common = {"folder": arguments.model, "log_folder": logs, "root": arguments.root}
     native = ["--enable-return-hidden-states"] if arguments.native else []
@@ -88,6 +88,7 @@ def own_servers(
             spec, base_flags=flags, queue={"queue_bytes": arguments.queue_bytes}, **common
         )
     if getattr(arguments, "reuse_prefixes", False):
+        starts["cached"] = serve(spec, plugin=False, base_flags=flags, radix_cache=True, **common)
         starts["reusing"] = serve(
             spec,
             base_flags=flags,

@@ -81,22 +81,40 @@ class Mix:
         return [random.integers(3, vocabulary, n).astype(np.int32) for n in lengths]
 
 
+@dataclasses.dataclass(frozen=True)
+class Answered:
+    """A sample that was answered; of what `Captured` holds, its namespace alone."""
+
+    namespace: str | None
+
+
 class PlainClient(Client):
-    """A client that sends the same samples in the same way, for one token each, without capture."""
+    """A client that sends the same samples in the same way, for one token each, without capture.
+
+    Attributes:
+        cached: tokens that came from the server's cache.
+    """
 
     extra: dict = {}
+    cached = 0
 
-    async def _capture(self, work: Work, number: int) -> None:
+    async def _send(self, work: Work, number: int, namespace: str | None = None) -> Answered:
+        if namespace is None and self._endpoint.fresh_namespace:
+            namespace = uuid.uuid4().hex
         body = {
             "input_ids": work.input_ids.tolist(),
             "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True},
+            **({"extra_key": namespace} if namespace else {}),
+            **self.extra,
         }
-        async with self._session.post(
-            f"{self._endpoint.url}/generate", json={**body, **self.extra}
-        ) as response:
+        async with self._session.post(f"{self._endpoint.url}/generate", json=body) as response:
             text = await response.read()
             if response.status != 200:
                 raise CaptureFailed(text[:500].decode(errors="replace"))
+        if not self.extra:
+            # the answer with states has 100 kB a token
+            self.cached += json.loads(text)["meta_info"]["cached_tokens"]
+        return Answered(namespace)
 
 
 class NativeClient(PlainClient):
@@ -170,31 +188,29 @@ def capture(
     ]
     laid_out = time.perf_counter() - started
 
-    async def go() -> tuple[float, float]:
-        start = time.perf_counter()
-        ends = await asyncio.gather(
+    async def go() -> list[Filled]:
+        return await asyncio.gather(
             *(
                 fill(server, work, rows, limit)
                 for server, (work, rows) in zip(servers, laid, strict=True)
             )
         )
-        return (
-            max(answered for answered, _ in ends) - start,
-            max(synced for _, synced in ends) - start,
-        )
 
-    answered, seconds = asyncio.run(go())
+    filled = asyncio.run(go())
+    seconds = max(each.synced for each in filled)
     size = sum(path.stat().st_size for _, rows in laid for path in rows)
     prefixes = sum(len(item.input_ids) for work, _ in laid for item in work if item.prefix)
     kept = sum(p.stat().st_size for _, rows in laid for p in rows if "recaptures" not in p.name)
     shutil.rmtree(folder)
     return {
         "seconds": seconds,
-        "answered": answered,
+        "answered": max(each.answered for each in filled),
         "laid_out": laid_out,
         "GB_s": size / seconds / 1e9,
         "prefixes": prefixes,
         "bytes": kept,
+        "cached": sum(each.cached for each in filled),
+        "again": sum(each.again for each in filled),
     }
 
 
@@ -250,20 +266,42 @@ def lay_out_shards(
     return work, rows
 
 
-async def fill(
-    server: Running, work: list[Work], rows: dict[Path, int], limit: int
-) -> tuple[float, float]:
-    """Capture all work; return the times of the last receipt and of the last file's sync."""
+@dataclasses.dataclass(frozen=True)
+class Filled:
+    """What it took to capture all work.
+
+    Attributes:
+        answered: seconds until the last receipt.
+        synced: seconds until the last file's sync.
+        cached: tokens that came from the server's cache.
+        again: shared rows that were computed a second time, and compared with the stored ones.
+    """
+
+    answered: float
+    synced: float
+    cached: int
+    again: int
+
+
+async def fill(server: Running, work: list[Work], rows: dict[Path, int], limit: int) -> Filled:
+    """Capture all work into the laid-out files, of which each has so many rows."""
+    start = time.perf_counter()
     async with Client(server.endpoint, tokens_in_flight=limit) as client:
-        _, reasons = await client.capture(work, retries=0)
+        captured, reasons = await client.capture(work, retries=0)
         if reasons:
             raise SystemExit(
                 f"{len(reasons)} samples were not captured: {next(iter(reasons.values()))}"
             )
-        answered = time.perf_counter()
+        answered = time.perf_counter() - start
         for path, count in rows.items():
             await client.synced(path, rows=count)
-        return answered, time.perf_counter()
+    receipts = [item.receipt for item in captured]
+    return Filled(
+        answered,
+        time.perf_counter() - start,
+        cached=sum(receipt.cached_tokens for receipt in receipts),
+        again=sum(receipt.again_rows for receipt in receipts),
+    )
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:

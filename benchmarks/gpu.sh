@@ -7,8 +7,9 @@
 # of Snakemake in ../.whl. SGLang is unpacked to DEST. OUT gets results and logs.
 # Stages: install; fill (touch the machine's memory once); disk (its write rate); check (tests/gpu);
 # dense and mla (plain, capture to /dev/shm and to disk, native; a profile; 200 to 4000 tokens, then
-# 16k to 32k in chunks); prefixes (samples that share prefixes, of the structure STRUCTURE, which is
-# CARRY/sharegpt_prefixes.json); graphs (plain with prefill graphs); workflow (a complete `snakemake` run).
+# 16k to 32k in chunks); prefixes (samples that share prefixes, of the first CONVERSATIONS of the
+# structure STRUCTURE, which is CARRY/sharegpt_prefixes.json; four servers on one GPU); graphs
+# (plain with prefill graphs); workflow (a complete `snakemake` run).
 # On GPUS GPUs (all of the machine): check_several (tests/gpu/test_several_gpus.py); tp (tensor
 # parallel); dp (data parallel attention); replicas_shm and replicas_disk (a server on each, behind
 # one lease). `dense+mla` starts both at once, each on a GPU of its own, and measures one after the
@@ -86,10 +87,12 @@ stage() {
   prefixes)
     say "== prefixes"
     timeout "${LIMIT:-560}" python3 "$here/benchmarks/prefixes.py" --model "$dest/models/qwen3-8b" --logs "$out" --turn $turn \
-      --structure "${STRUCTURE:-$carry/sharegpt_prefixes.json}" --repeats "${REPEATS:-3}" $both \
-      --flags "$kernels $no_graphs $room $dummy" >"$out/prefixes.txt" 2>&1
+      --structure "${STRUCTURE:-$carry/sharegpt_prefixes.json}" --conversations "${CONVERSATIONS:-420}" \
+      --repeats "${REPEATS:-3}" --tokens-in-flight 49152 $both \
+      --flags "$kernels $no_graphs --chunked-prefill-size 16384 --max-total-tokens 100000 --mem-fraction-static 0.95 $dummy" \
+      >"$out/prefixes.txt" 2>&1
     say "prefixes ended ($?)"
-    grep -aE "^\||rror" "$out/prefixes.txt" | cut -c1-300
+    grep -aE "^[|{]|rror" "$out/prefixes.txt" | cut -c1-300
     ;;
   graphs) bench graphs "$dest/models/qwen3-8b" "$dummy" --root / --graphs "$kernels $room $dummy" $short ;;
   check_several) DRAFTSTATES_GPUS=$gpus check check_several test_several_gpus.py ;;
@@ -131,7 +134,7 @@ stage() {
     cp /dev/shm/draftstates-workflow/{snakemake,serve}.log "$out/"
     ;;
   *)
-    sed -n '2,18p' "$0"
+    sed -n '2,19p' "$0"
     exit 2
     ;;
   esac

@@ -8,12 +8,15 @@ The structure is that of real conversations, one sample per turn: for each conve
 Each repeat runs every mode once, in rotated order:
 
 - `plain`: requests without capture to a server without the plug-in;
+- `plain, cached`: the same to a server with a radix cache, in the order of `computed once`;
 - `off:<name>`: capture with `share_prefixes: false`;
 - `stored once:<name>`: capture with `share_prefixes: true`;
 - `computed once:<name>`: capture with `reuse_prefixes: true`, by a server with a radix cache.
 
 Rates count the tokens of all samples, shared ones too, divided by the time from the first request
 until every row is synced. The output is one JSON line per measurement, then a table with the bytes.
+A server's KV cache must hold `--tokens-in-flight` and the prefixes that they share: what it evicts
+is computed a second time, and listed.
 """
 
 import sys
@@ -22,16 +25,28 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parent.parent / "tests" / "server"))
 
 import argparse
+import asyncio
 import contextlib
 import dataclasses
 import json
+import shutil
 import statistics
 import tempfile
+import uuid
 from functools import partial
 
 import numpy as np
 from bench_servers import bench_spec, own_servers, turn
-from capture import add_server_arguments, capture, plain, record, shards_of
+from capture import (
+    PlainClient,
+    add_server_arguments,
+    capture,
+    lay_out_shards,
+    plain,
+    record,
+    send,
+    shards_of,
+)
 from server_harness import CPU_FLAGS, Running
 
 from draftstates.model.folder import ModelFolder
@@ -84,7 +99,10 @@ def measure(
 ) -> str:
     """Run every mode once a repeat, and return the table."""
     limit = arguments.tokens_in_flight
-    modes = {"plain": lambda samples: plain(servers["plain"], samples, limit)}
+    modes = {
+        "plain": lambda samples: plain(servers["plain"], samples, limit),
+        "plain, cached": partial(plain_in_order, *reusing(servers["cached"]), arguments),
+    }
     for name, folder in (item.split("=", 1) for item in arguments.to):
         for mode, capturing, minimum in (
             ("off", servers["capture"], None),
@@ -95,7 +113,7 @@ def measure(
                 capture_all, capturing, Path(folder).resolve(), minimum, arguments
             )
     warm = random_samples(
-        structure[: max(2, len(structure) // 4)], vocabulary=vocabulary, seed=1000
+        structure[: max(2, len(structure) // 16)], vocabulary=vocabulary, seed=1000
     )
     for run in modes.values():
         run(warm)
@@ -120,6 +138,21 @@ def reusing(servers: list[Running]) -> list[Running]:
     ]
 
 
+def plain_in_order(
+    server: Running, arguments: argparse.Namespace, samples: list[np.ndarray]
+) -> dict:
+    """Send what `computed once` sends, less the prefix recaptures, and measure the time."""
+    folder = Path(arguments.to[0].split("=", 1)[1]).resolve() / uuid.uuid4().hex
+    shards = arguments.shards or shards_of([server], samples)
+    try:
+        work, _ = lay_out_shards(server, samples, folder, shards, arguments.min_shared_tokens)
+    finally:
+        shutil.rmtree(folder)
+    client = PlainClient(server.endpoint, tokens_in_flight=arguments.tokens_in_flight)
+    seconds = asyncio.run(send(client, [item for item in work if not item.prefix]))
+    return {"seconds": seconds, "answered": seconds, "cached": client.cached}
+
+
 def capture_all(
     servers: list[Running],
     folder: Path,
@@ -133,14 +166,25 @@ def capture_all(
 
 
 def table(measured: dict[str, list[dict]]) -> str:
-    """Return medians over the repeats; the bytes are those of shards, without recaptures."""
-    plain_rate = statistics.median(each["tok_s"] for each in measured["plain"])
+    """Return medians over the repeats; the bytes are those of shards, without recaptures.
+
+    A ratio is the median of the repeats' ratios.
+    """
     whole = next(runs[0]["bytes"] for name, runs in measured.items() if name.startswith("off"))
-    lines = ["| | tokens/s | of plain | GB | of `off` |", "|---|---|---|---|---|"]
+    lines = [
+        "| | tokens/s | of plain | of plain, cached | cached | again | GB | of `off` |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for name, runs in measured.items():
-        rate, size = statistics.median(each["tok_s"] for each in runs), runs[0].get("bytes")
-        stored = f"{size / 1e9:.2f} | {size / whole:.3f}" if size else "|"
-        lines.append(f"| {name} | {rate:,.0f} | {rate / plain_rate:.3f} | {stored} |")
+        cells = [name, f"{statistics.median(each['tok_s'] for each in runs):,.0f}"]
+        for base in ("plain", "plain, cached"):
+            pairs = zip(runs, measured[base], strict=True)
+            ratio = statistics.median(run["tok_s"] / other["tok_s"] for run, other in pairs)
+            cells.append(f"{ratio:.3f}")
+        cells += [f"{runs[0].get(figure, 0):,}" for figure in ("cached", "again")]
+        size = runs[0].get("bytes")
+        cells += [f"{size / 1e9:.3f}", f"{size / whole:.4f}"] if size else ["", ""]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

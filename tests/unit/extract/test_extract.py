@@ -5,6 +5,7 @@ behind.
 import asyncio
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -54,10 +55,7 @@ class StandIn:
             return 0
         sent = body["input_ids"]
         held = self.cache.setdefault(body["extra_key"], [])
-        common = [
-            next((i for i, (a, b) in enumerate(zip(sent, o, strict=False)) if a != b), len(sent))
-            for o in held
-        ]
+        common = [len(os.path.commonprefix([sent, other])) for other in held]
         held.append(sent)
         return min(max(common, default=0), len(sent) - 1)
 
