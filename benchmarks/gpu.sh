@@ -124,9 +124,10 @@ stage() {
     python3 -m pip install -q --no-index --no-deps --no-cache-dir --target "$dest/snakemake" "$carry"/../.whl/*.whl
     random_8b
     cp "$carry"/tokenizer/* /dev/shm/qwen3_8b/
+    rm -rf /dev/shm/draftstates-workflow
     say "== workflow"
     PYTHONPATH=$PYTHONPATH:$dest/snakemake PATH=$dest/snakemake/bin:$PATH timeout "${LIMIT:-560}" python3 "$here/benchmarks/workflow.py" \
-      --model /dev/shm/qwen3_8b --vocabulary 49152 --mix "${WORKFLOW_MIX:-200-4000x2480}" --plain-every 4 --min-bytes 1200MiB --max-bytes 4800MiB \
+      --model /dev/shm/qwen3_8b --vocabulary 49152 --mix "${WORKFLOW_MIX:-200-4000x2480}" --plain-every 4 --min-bytes "${MIN_BYTES:-1200MiB}" --max-bytes "${MAX_BYTES:-4800MiB}" \
       --work /dev/shm/draftstates-workflow --streams "${STREAMS:-8}" --repeats "${REPEATS:-1}" --queue-bytes 4294967296 \
       --keep --turn $turn --flags "$kernels $no_graphs $room" >"$out/workflow.txt" 2>&1
     say "workflow ended ($?)"

@@ -458,7 +458,13 @@ def _tokens_of_rows(meta: dict, input_ids: np.ndarray) -> list[list[list[float]]
         ]
     except (TypeError, ValueError, LookupError) as error:
         raise _unexpected(f"log probabilities of every row ({error})", sorted(meta)) from error
-    sent, returned = input_ids[1:].tolist(), [row[-1][0] for row in rows[:-1]]
+    sent = input_ids[1:].tolist()
+    last = max(sent, default=0)
+    for row, token in zip(rows, sent, strict=False):
+        # SGLang names the last token of the vocabulary 0, with the right log probability.
+        if (row[-1][0], token) == (0, last):
+            row[-1][0] = last
+    returned = [row[-1][0] for row in rows[:-1]]
     if len(rows) != len(input_ids) or returned != sent:
         raise _unexpected(f"log probabilities of the {len(sent)} tokens that were sent", returned)
     return rows

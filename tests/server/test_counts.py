@@ -16,6 +16,7 @@ from server_harness import (
 
 from draftstates import ids
 from draftstates.extract import protocol
+from draftstates.model.folder import ModelFolder
 from draftstates.shards.layout import Shard
 
 pytestmark = pytest.mark.server
@@ -32,6 +33,16 @@ def test_every_row_of_a_sample_is_written_once(server: Running) -> None:
     assert [c.receipt.ids_hash for c in captured] == [ids.ids_hash(s) for s in samples]
     assert rows_on_disk(shard) == sum(map(len, samples))
     assert [shard.checksum(i) for i in range(4)] == [c.receipt.checksum for c in captured]
+
+
+def test_the_last_token_of_the_vocabulary_is_captured_as_a_prefix(server: Running) -> None:
+    last = ModelFolder(server.model).vocab_size - 1
+    sample = random_ids(40, seed=40, vocabulary=VOCABULARY)
+    sample[20] = last
+    _, captured, refused = capture(server, [sample], kind=protocol.SELF_TEST)
+    assert not refused
+    token, logprob = captured[0].rows[19][-1]
+    assert token == last and -100 < logprob < 0
 
 
 def test_the_same_ids_twice_are_whole_both_times_without_the_radix_cache(server: Running) -> None:

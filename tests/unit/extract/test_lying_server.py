@@ -164,6 +164,17 @@ def test_a_prefix_recapture_with_next_tokens_of_others_is_failed(change: dict, s
     assert re.search(said, reasons[0])
 
 
+@pytest.mark.parametrize(("named", "kept"), [(2, False), (3, True)])
+def test_the_last_token_of_the_vocabulary_is_named_0_by_the_server(named: int, kept: bool) -> None:
+    """Another token that it names 0 is not the one that was sent."""
+    tokens = [[None, 1, None], [-1.0, 2, None], [-2.5, 3, None]]
+    tokens[named - 1][1] = 0
+    answer = json.dumps({"meta_info": {**PREFIX, "input_token_logprobs": tokens}})
+    captured, reasons = asyncio.run(capture(answer, None, prefix=True))
+    assert [item.rows[1][-1] for item in captured] == ([[3, -2.5]] if kept else [])
+    assert bool(reasons) != kept
+
+
 @given(changed({"meta_info": PREFIX}).map(json.dumps))
 def test_whatever_the_answer_to_a_prefix_recapture_is_it_is_captured_or_failed(answer: str) -> None:
     captured, reasons = asyncio.run(capture(answer, None, prefix=True))
