@@ -239,7 +239,7 @@ def main() -> None:
     ):
         root = Path(place, "root")
         root.mkdir()
-        # the first task starts the client's process, whose imports take as long as the server's start
+        # the first task starts the client's process; its imports take as long as a server's start
         pool.submit(int)
         with (
             serve(
