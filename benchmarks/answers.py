@@ -2,11 +2,11 @@
 
     python benchmarks/answers.py --model models/SmolLM2-135M-Instruct --prompts 64 --new 64
 
-Each repeat clears the server's cache and has the stage answer all prompts (requests, log
-probabilities, journal, file of answers), and then SGLang's client send the same bodies, in turned
-order. Rates are sampled tokens by the time from the first request until the last answer, for the
-stage until its file is synced. With --turns 2, the stage alone answers two turns of each
-conversation, and the share of cached tokens is printed. The last lines are a table.
+Each repeat clears the server's cache before the stage answers all prompts (requests, log
+probabilities, journal, file of answers), and again before SGLang's client sends the same bodies, in
+turned order. Rates are sampled tokens by the time from the first request until the last answer, for
+the stage until its file is synced. Then the stage alone answers two turns of half as many
+conversations, and the share of cached tokens is printed. The last lines are a table.
 """
 
 import sys
@@ -15,27 +15,53 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parent.parent / "tests" / "server"))
 
 import argparse
+import contextlib
+import importlib.machinery
+import importlib.util
 import json
+import multiprocessing
+import os
 import random
 import shutil
 import statistics
-import subprocess
 import tempfile
 import time
+import types
 import urllib.request
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from server_harness import CPU_FLAGS, serve, spec_for
+from bench_servers import bench_spec, turn
+from server_harness import CPU_FLAGS, serve
 
-from draftstates.answers import client
-from draftstates.answers.answer import answer_chunk
+from draftstates.answers import answer
+from draftstates.answers.client import AnswerClient
 from draftstates.answers.prompts import write_prompts
 from draftstates.config import Answers, Sampling
+from draftstates.model.folder import ModelFolder
 from draftstates.records import Prompts
 from draftstates.tokens.answered import read_answers
 from draftstates.tokens.sources import TokeniseOptions
 
 _TEXT = "the a river stone light under house seven small green walk paper night opens"
+_WARM_UP = 16
+
+
+class EqualLengths(AnswerClient):
+    """The stage's client, whose answers all have the most tokens.
+
+    Attributes:
+        began: when the last client was made; its first request follows.
+        sent: the sampling parameters of all requests.
+    """
+
+    began = 0.0
+    sent: dict[str, Any] = {}
+
+    def __init__(self, *arguments: Any, **names: Any) -> None:
+        super().__init__(*arguments, **names)
+        self.parameters["ignore_eos"] = True
+        EqualLengths.began, EqualLengths.sent = time.perf_counter(), self.parameters
 
 
 def questions(count: int, turns: int) -> list[dict[str, Any]]:
@@ -51,152 +77,183 @@ def questions(count: int, turns: int) -> list[dict[str, Any]]:
     return rows
 
 
-def options_of(arguments: argparse.Namespace) -> TokeniseOptions:
-    sampling = Sampling(temperature=0.7, top_p=0.95, max_new_tokens=arguments.new)
+def options_of(arguments: argparse.Namespace, new: int) -> TokeniseOptions:
+    """Return options under which all prompts are one chunk."""
+    sampling = Sampling(temperature=0.7, top_p=0.95, max_new_tokens=new)
     answers = Answers(
         sampling=sampling, chunk=2 * arguments.prompts, in_flight=arguments.concurrency
     )
     return TokeniseOptions(max_tokens=8192, answers=answers)
 
 
-def by_the_stage(folder: Path, arguments: argparse.Namespace, url: str) -> dict[str, float]:
-    """Have the stage answer everything in `folder`; return tokens, seconds and cached tokens."""
-    prompts = folder / "prompts.parquet"
-    shutil.rmtree(folder / "key", ignore_errors=True)
-    start = time.perf_counter()
-    files = []
-    for chunk in Prompts.read(folder / "prompts.json").chunks:
-        files.append(folder / "key" / f"{chunk.chunk_id}.parquet")
-        answer_chunk(
-            chunk.chunk_id,
-            prompts=prompts,
-            tokenizer_path=arguments.model,
-            options=options_of(arguments),
-            url=url,
-            api_key=None,
-            output=files[-1],
-        )
-    seconds = time.perf_counter() - start
-    rows = [row for file in files for row in read_answers(file)[0].to_pylist()]
-    # the jobs' own time excludes the load of the tokenizer
-    asked = sum(read_answers(file)[1]["seconds"] for file in files)
-    return {
-        "tokens": sum(len(row["output_ids"]) for row in rows),
-        "seconds": asked,
-        "whole_seconds": seconds,
+def prompts_in(folder: Path, count: int, turns: int, arguments: argparse.Namespace) -> Path:
+    """Write prompts into a new folder, and return it."""
+    folder.mkdir()
+    data = folder / "data.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in questions(count, turns)))
+    write_prompts(
+        source="bench",
+        paths=[data],
+        tokenizer_path=arguments.model,
+        options=options_of(arguments, arguments.new),
+        output=folder / "prompts.parquet",
+    )
+    return folder
+
+
+def by_the_stage(
+    folder: Path, arguments: argparse.Namespace, url: str, *, new: int
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Have the stage answer everything in `folder`; return its figures, and the answers."""
+    (chunk,) = Prompts.read(folder / "prompts.json").chunks
+    file = folder / "key" / f"{chunk.chunk_id}.parquet"
+    shutil.rmtree(file.parent, ignore_errors=True)
+    answer.answer_chunk(
+        chunk.chunk_id,
+        prompts=folder / "prompts.parquet",
+        tokenizer_path=arguments.model,
+        options=options_of(arguments, new),
+        url=url,
+        api_key=None,
+        output=file,
+    )
+    seconds = time.perf_counter() - EqualLengths.began
+    rows = read_answers(file)[0].to_pylist()
+    if short := [row for row in rows if len(row["output_ids"]) != new]:
+        raise SystemExit(f"expected answers of {new} tokens, found {len(short)} of other lengths")
+    figures = {
+        "tokens": new * len(rows),
+        "seconds": seconds,
         "prompt_tokens": sum(len(row["prompt_ids"]) for row in rows),
         "cached_tokens": sum(row["cached_tokens"] for row in rows),
     }
+    return figures, rows
 
 
-def by_sglang(folder: Path, arguments: argparse.Namespace, url: str) -> dict[str, float]:
-    """Have SGLang's client send the same bodies, in a process of its own."""
-    (file,) = (folder / "key").glob("*.parquet")
-    rows = read_answers(file)[0].to_pylist()
-    parameters = {**sent_parameters(arguments), "max_new_tokens": arguments.new}
-    requests, output = folder / "requests.json", folder / "sglang.jsonl"
-    requests.write_text(json.dumps([row["prompt_ids"] for row in rows]))
-    output.unlink(missing_ok=True)
-    host, port = url.removeprefix("http://").split(":")
-    body = {"sampling_params": parameters, "return_logprob": True, "logprob_start_len": -1}
-    command = [sys.executable, __file__, "--requests", requests, "--new", str(arguments.new), "--"]
-    command += ["--backend", "sglang", "--host", host, "--port", port, "--disable-stream"]
-    command += ["--model", arguments.model, "--tokenizer", arguments.model, "--disable-tqdm"]
-    command += ["--max-concurrency", str(arguments.concurrency), "--warmup-requests", "0"]
-    command += ["--extra-request-body", json.dumps(body), "--output-file", output]
-    subprocess.run([str(part) for part in command], check=True, stdout=subprocess.DEVNULL)
-    found = json.loads(output.read_text())
-    assert found["completed"] == len(rows)
-    return {"tokens": len(rows) * arguments.new, "seconds": found["duration"]}
+def sglangs_benchmark() -> types.ModuleType:
+    """Return SGLang's benchmark.
 
-
-def sglangs_client(requests: Path, new: int) -> None:
-    """Run SGLang's benchmark with ready requests in place of its data sets."""
+    One of its data sets imports a package that a GPU machine may lack; none of them is used.
+    """
+    if importlib.util.find_spec("datasets") is None:
+        stand_in = types.ModuleType("datasets")
+        stand_in.__spec__ = importlib.machinery.ModuleSpec("datasets", None)
+        stand_in.load_dataset = None
+        sys.modules["datasets"] = stand_in
     from sglang.benchmark import serving
 
-    rows = [
-        serving.DatasetRow(prompt=ids, prompt_len=len(ids), output_len=new)
-        for ids in json.loads(requests.read_text())
-    ]
+    return serving
+
+
+def by_sglang(prompts: list[list[int]], command: list[str], new: int, output: Path) -> float:
+    """Have SGLang's client send ready prompts; return its seconds. It runs in a process of its own.
+
+    Args:
+        prompts: ids of each prompt.
+        command: arguments of `sglang.benchmark.serving`.
+        new: tokens of each answer.
+        output: file for what it measured.
+    """
+    serving = sglangs_benchmark()
+    rows = [serving.DatasetRow(prompt=ids, prompt_len=len(ids), output_len=new) for ids in prompts]
     serving.get_dataset = lambda *_: rows
-    sys.argv = [sys.argv[0], *sys.argv[sys.argv.index("--") + 1 :]]
-    serving.cli_main()
+    output.unlink(missing_ok=True)
+    sys.argv = ["serving", *command, "--output-file", str(output)]
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+        serving.cli_main()
+    found = json.loads(output.read_text())
+    if found["completed"] != len(rows):
+        raise SystemExit(f"SGLang's client: {found['completed']} of {len(rows)} requests completed")
+    return found["duration"]
 
 
-def sent_parameters(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the sampling parameters of all requests: every answer has the same length."""
-    sampling = options_of(arguments).answers.sampling
-    sender = client.AnswerClient("", api_key=None, sampling=sampling, stop_ids=[])
-    return {**sender.parameters, "ignore_eos": True}
+def client_command(arguments: argparse.Namespace, url: str) -> list[str]:
+    """Return the arguments with which SGLang's client sends the bodies that the stage sent."""
+    host, port = url.removeprefix("http://").split(":")
+    parameters = {**EqualLengths.sent, "max_new_tokens": arguments.new}
+    body = {"sampling_params": parameters, "return_logprob": True, "logprob_start_len": -1}
+    command = ["--backend", "sglang", "--host", host, "--port", port, "--disable-stream"]
+    command += ["--model", str(arguments.model), "--tokenizer", str(arguments.model)]
+    command += ["--max-concurrency", str(arguments.concurrency), "--warmup-requests", "0"]
+    return [*command, "--disable-tqdm", "--extra-request-body", json.dumps(body)]
+
+
+def measure(
+    arguments: argparse.Namespace, url: str, place: Path, pool: ProcessPoolExecutor
+) -> None:
+    """Measure both ways in each repeat, in turned order, and print the table."""
+    one = prompts_in(place / "one", arguments.prompts, 1, arguments)
+    two = prompts_in(place / "two", arguments.prompts // 2, 2, arguments)
+    # the first answers warm the server and both clients up, and give SGLang's its requests
+    rows = by_the_stage(one, arguments, url, new=_WARM_UP)[1]
+    prompts = [row["prompt_ids"] for row in rows]
+    command, output = client_command(arguments, url), place / "sglang.jsonl"
+    pool.submit(by_sglang, prompts[:_WARM_UP], command, arguments.new, output).result()
+
+    def cleared(folder: Path | None = None) -> dict[str, float]:
+        urllib.request.urlopen(f"{url}/flush_cache").read()
+        if folder:
+            return by_the_stage(folder, arguments, url, new=arguments.new)[0]
+        asked = pool.submit(by_sglang, prompts, command, arguments.new, output)
+        return {"tokens": len(prompts) * arguments.new, "seconds": asked.result()}
+
+    rates: dict[str, list[float]] = {"stage": [], "sglang": []}
+    for repeat in range(arguments.repeats):
+        for way in ("stage", "sglang") if repeat % 2 else ("sglang", "stage"):
+            found = cleared(one if way == "stage" else None)
+            rates[way].append(found["tokens"] / found["seconds"])
+            print(json.dumps({"repeat": repeat, "way": way, **found}), flush=True)
+    turns = cleared(two)
+    print(json.dumps({"way": "stage, two turns", **turns}), flush=True)
+    ratios = [mine / its for mine, its in zip(rates["stage"], rates["sglang"], strict=True)]
+    print("| way | tokens/s | to SGLang's client |\n| --- | --- | --- |")
+    for way, found in rates.items():
+        spread = f"{statistics.median(found):,.0f} ({min(found):,.0f} to {max(found):,.0f})"
+        print(f"| {way} | {spread} | {statistics.median(ratios) if way == 'stage' else 1:.3f} |")
+    share = turns["cached_tokens"] / turns["prompt_tokens"]
+    print(f"two turns: {share:.0%} of the prompt tokens came from the cache", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path)
+    parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--concurrency", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--flags", help="the server's flags; those of a CPU where left out")
-    parser.add_argument("--requests", type=Path, help=argparse.SUPPRESS)
-    arguments, _ = parser.parse_known_args()
-    if arguments.requests:
-        sglangs_client(arguments.requests, arguments.new)
-        return
-    parameters = sent_parameters(arguments)
-    original = client.AnswerClient.__init__
-
-    def begin(self: client.AnswerClient, *args: Any, **names: Any) -> None:
-        original(self, *args, **names)
-        self.parameters = parameters
-
-    client.AnswerClient.__init__ = begin
+    parser.add_argument("--logs", type=Path, help="folder for the server's log")
+    parser.add_argument("--turn", type=Path, help="file that benchmarks lock while they measure")
+    # nothing is captured
+    parser.set_defaults(layers="1")
+    arguments = parser.parse_args()
     flags = arguments.flags.split() if arguments.flags else CPU_FLAGS
-    spec = spec_for(arguments.model, layers=[1], dtype=arguments.dtype)
-    with tempfile.TemporaryDirectory() as place:
-        folders = {turns: Path(place, f"turns-{turns}") for turns in (1, 2)}
-        for turns, folder in folders.items():
-            folder.mkdir()
-            rows = questions(arguments.prompts, turns)
-            data = folder / "data.jsonl"
-            data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-            write_prompts(
-                source="bench",
-                paths=[data],
-                tokenizer_path=arguments.model,
-                options=options_of(arguments),
-                output=folder / "prompts.parquet",
-            )
+    spec = bench_spec(ModelFolder(arguments.model), arguments)
+    answer.AnswerClient = EqualLengths
+    with (
+        tempfile.TemporaryDirectory() as place,
+        ProcessPoolExecutor(
+            1, mp_context=multiprocessing.get_context("spawn"), initializer=sglangs_benchmark
+        ) as pool,
+    ):
         root = Path(place, "root")
         root.mkdir()
-        common = {"folder": arguments.model, "root": root, "radix_cache": True, "plugin": False}
-        with serve(spec, base_flags=flags, **common) as server:
-            measure(folders, arguments, server.endpoint.url)
-
-
-def measure(folders: dict[int, Path], arguments: argparse.Namespace, url: str) -> None:
-    """Measure both in each repeat, in turned order, and print the table."""
-    rates: dict[str, list[float]] = {"stage": [], "sglang": []}
-    makers = {"stage": by_the_stage, "sglang": by_sglang}
-    # the first answers warm the server up, and give SGLang's client its requests
-    by_the_stage(folders[1], arguments, url)
-    for repeat in range(arguments.repeats):
-        for name in list(makers) if repeat % 2 else list(makers)[::-1]:
-            urllib.request.urlopen(f"{url}/flush_cache").read()
-            found = makers[name](folders[1], arguments, url)
-            rates[name].append(found["tokens"] / found["seconds"])
-            print(json.dumps({"repeat": repeat, "way": name, **found}), flush=True)
-    urllib.request.urlopen(f"{url}/flush_cache").read()
-    turns = by_the_stage(folders[2], arguments, url)
-    print(json.dumps({"way": "stage, two turns", **turns}), flush=True)
-    ratios = [one / other for one, other in zip(rates["stage"], rates["sglang"], strict=True)]
-    print("| way | tokens/s | to SGLang's client |\n| --- | --- | --- |")
-    for name, found in rates.items():
-        spread = f"{statistics.median(found):,.0f} ({min(found):,.0f} to {max(found):,.0f})"
-        print(f"| {name} | {spread} | {statistics.median(ratios) if name == 'stage' else 1:.3f} |")
-    share = turns["cached_tokens"] / turns["prompt_tokens"]
-    print(f"two turns: {share:.0%} of the prompt tokens came from the cache")
+        # the first task starts the client's process; its imports take as long as a server's start
+        pool.submit(int)
+        with (
+            serve(
+                spec,
+                folder=arguments.model,
+                root=root,
+                base_flags=flags,
+                radix_cache=True,
+                plugin=False,
+                log_folder=arguments.logs,
+            ) as server,
+            turn(arguments.turn),
+        ):
+            measure(arguments, server.endpoint.url, Path(place), pool)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import contextlib
 import fcntl
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -74,11 +74,16 @@ def own_servers(
     arguments: argparse.Namespace,
     flags: list[str],
     logs: Path,
+    *,
+    needed: Collection[str] | None = None,
 ) -> dict[str, list[Running]]:
     """Start the servers `plain`, with --to `capture`, and with --graphs `graphs`.
 
     Where prefixes are reused, `reusing` captures with a radix cache and `cached` has one and does
     not capture. All start at the same time, because a start mostly waits.
+
+    Args:
+        needed: start these alone.
     """
     common = {"folder": arguments.model, "log_folder": logs, "root": arguments.root}
     native = ["--enable-return-hidden-states"] if arguments.native else []
@@ -98,6 +103,8 @@ def own_servers(
         )
     if arguments.graphs is not None:
         starts["graphs"] = serve(spec, plugin=False, base_flags=arguments.graphs.split(), **common)
+    if needed is not None:
+        starts = {name: start for name, start in starts.items() if name in needed}
     with ThreadPoolExecutor(len(starts)) as pool:
         return {
             name: [server]

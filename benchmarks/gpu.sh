@@ -8,8 +8,10 @@
 # Stages: install; fill (touch the machine's memory once); disk (its write rate); check (tests/gpu);
 # dense and mla (plain, capture to /dev/shm and to disk, native; a profile; 200 to 4000 tokens, then
 # 16k to 32k in chunks); prefixes (samples that share prefixes, of the first CONVERSATIONS of the
-# structure STRUCTURE, which is CARRY/sharegpt_prefixes.json; four servers on one GPU); graphs
-# (plain with prefill graphs); workflow (a complete `snakemake` run).
+# structure STRUCTURE, which is CARRY/sharegpt_prefixes.json; a server for each of PREFIX_MODES);
+# answers (the stage of answers against SGLang's own client, which is not in the packed SGLang:
+# ../.whl has its folder sglang/benchmark, and wheels of renderers, openai-harmony and
+# prime-pydantic-config); graphs (plain with prefill graphs); workflow (a complete `snakemake` run).
 # On GPUS GPUs (all of the machine): check_several (tests/gpu/test_several_gpus.py); tp (tensor
 # parallel); dp (data parallel attention); replicas_shm and replicas_disk (a server on each, behind
 # one lease). `dense+mla` starts both at once, each on a GPU of its own, and measures one after the
@@ -88,11 +90,27 @@ stage() {
     say "== prefixes"
     timeout "${LIMIT:-560}" python3 "$here/benchmarks/prefixes.py" --model "$dest/models/qwen3-8b" --logs "$out" --turn $turn \
       --structure "${STRUCTURE:-$carry/sharegpt_prefixes.json}" --conversations "${CONVERSATIONS:-420}" \
-      --repeats "${REPEATS:-3}" --tokens-in-flight 49152 $both \
-      --flags "$kernels $no_graphs --chunked-prefill-size 16384 --max-total-tokens 100000 --mem-fraction-static 0.95 $dummy" \
+      --repeats "${REPEATS:-3}" --tokens-in-flight "${IN_FLIGHT:-49152}" ${PREFIX_MODES:+--modes "$PREFIX_MODES"} $both \
+      --flags "$kernels $no_graphs --chunked-prefill-size 16384 --max-total-tokens ${POOL:-100000} --mem-fraction-static 0.95 $dummy" \
       >"$out/prefixes.txt" 2>&1
     say "prefixes ended ($?)"
     grep -aE "^[|{]|rror" "$out/prefixes.txt" | cut -c1-300
+    ;;
+  answers)
+    python3 -m pip install -q --no-index --no-deps --no-cache-dir --target "$dest/answers" \
+      "$carry"/../.whl/{renderers,openai_harmony,prime_pydantic_config}-*.whl
+    cp -r "$carry/../.whl/benchmark" "$dest/site/sglang/"
+    # the packed tokenizer has no chat template
+    printf '%s' "{{ bos_token }}{% for message in messages %}{{ message.role }}:{{ message.content }}" \
+      "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n' }}{% endfor %}" \
+      "{% if add_generation_prompt %}assistant:{% endif %}" >"$dest/models/qwen3-8b/chat_template.jinja"
+    say "== answers"
+    PYTHONPATH=$PYTHONPATH:$dest/answers timeout "${LIMIT:-300}" python3 "$here/benchmarks/answers.py" \
+      --model "$dest/models/qwen3-8b" --dtype bfloat16 --logs "$out" --turn $turn \
+      --prompts 512 --new 256 --repeats "${REPEATS:-2}" \
+      --flags "$kernels --chunked-prefill-size 16384 --mem-fraction-static 0.85 $dummy" >"$out/answers.txt" 2>&1
+    say "answers ended ($?)"
+    grep -aE "^\||^two turns|^\{|rror" "$out/answers.txt" | cut -c1-300
     ;;
   graphs) bench graphs "$dest/models/qwen3-8b" "$dummy" --root / --graphs "$kernels $room $dummy" $short ;;
   check_several) DRAFTSTATES_GPUS=$gpus check check_several test_several_gpus.py ;;
@@ -135,7 +153,7 @@ stage() {
     cp /dev/shm/draftstates-workflow/{snakemake,serve}.log "$out/"
     ;;
   *)
-    sed -n '2,19p' "$0"
+    sed -n '2,21p' "$0"
     exit 2
     ;;
   esac

@@ -51,6 +51,15 @@ from server_harness import CPU_FLAGS, Running
 
 from draftstates.model.folder import ModelFolder
 
+# each mode's server
+SERVERS = {
+    "plain": "plain",
+    "plain, cached": "cached",
+    "off": "capture",
+    "stored once": "capture",
+    "computed once": "reusing",
+}
+
 
 def random_samples(
     structure: list[list[tuple[int, int, int]]], *, vocabulary: int, seed: int
@@ -81,6 +90,12 @@ def main() -> None:
     parser.add_argument("--structure", type=Path, required=True, help="JSON file")
     parser.add_argument("--conversations", type=int, help="the first so many; default: all")
     parser.add_argument("--min-shared-tokens", type=int, default=64)
+    parser.add_argument(
+        "--modes",
+        type=lambda text: text.split("+"),
+        default=list(SERVERS),
+        help=f"joined by +, with `plain, cached`; default: {'+'.join(SERVERS)}",
+    )
     arguments = parser.parse_args()
     arguments.native, arguments.graphs, arguments.reuse_prefixes = 0, None, True
     flags = CPU_FLAGS if arguments.flags is None else arguments.flags.split()
@@ -89,7 +104,9 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         logs = arguments.logs or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         logs.mkdir(parents=True, exist_ok=True)
-        servers = own_servers(stack, bench_spec(model, arguments), arguments, flags, logs)
+        needed = {SERVERS[mode] for mode in arguments.modes}
+        spec = bench_spec(model, arguments)
+        servers = own_servers(stack, spec, arguments, flags, logs, needed=needed)
         stack.enter_context(turn(arguments.turn))
         print(measure(servers, structure, arguments, vocabulary=model.vocab_size), flush=True)
 
@@ -99,16 +116,19 @@ def measure(
 ) -> str:
     """Run every mode once a repeat, and return the table."""
     limit = arguments.tokens_in_flight
-    modes = {
-        "plain": lambda samples: plain(servers["plain"], samples, limit),
-        "plain, cached": partial(plain_in_order, *reusing(servers["cached"]), arguments),
-    }
+    modes = {}
+    if "plain" in arguments.modes:
+        modes["plain"] = lambda samples: plain(servers["plain"], samples, limit)
+    if "plain, cached" in arguments.modes:
+        modes["plain, cached"] = partial(plain_in_order, *reusing(servers["cached"]), arguments)
     for name, folder in (item.split("=", 1) for item in arguments.to):
-        for mode, capturing, minimum in (
-            ("off", servers["capture"], None),
-            ("stored once", servers["capture"], arguments.min_shared_tokens),
-            ("computed once", reusing(servers["reusing"]), arguments.min_shared_tokens),
-        ):
+        for mode in arguments.modes:
+            if mode.startswith("plain"):
+                continue
+            capturing = servers[SERVERS[mode]]
+            if mode == "computed once":
+                capturing = reusing(capturing)
+            minimum = None if mode == "off" else arguments.min_shared_tokens
             modes[f"{mode}:{name}"] = partial(
                 capture_all, capturing, Path(folder).resolve(), minimum, arguments
             )
@@ -170,7 +190,9 @@ def table(measured: dict[str, list[dict]]) -> str:
 
     A ratio is the median of the repeats' ratios.
     """
-    whole = next(runs[0]["bytes"] for name, runs in measured.items() if name.startswith("off"))
+    whole = next(
+        (runs[0]["bytes"] for name, runs in measured.items() if name.startswith("off")), None
+    )
     lines = [
         "| | tokens/s | of plain | of plain, cached | cached | again | GB | of `off` |",
         "|---|---|---|---|---|---|---|---|",
@@ -178,12 +200,18 @@ def table(measured: dict[str, list[dict]]) -> str:
     for name, runs in measured.items():
         cells = [name, f"{statistics.median(each['tok_s'] for each in runs):,.0f}"]
         for base in ("plain", "plain, cached"):
+            if base not in measured:
+                cells.append("")
+                continue
             pairs = zip(runs, measured[base], strict=True)
             ratio = statistics.median(run["tok_s"] / other["tok_s"] for run, other in pairs)
             cells.append(f"{ratio:.3f}")
         cells += [f"{runs[0].get(figure, 0):,}" for figure in ("cached", "again")]
         size = runs[0].get("bytes")
-        cells += [f"{size / 1e9:.3f}", f"{size / whole:.4f}"] if size else ["", ""]
+        cells += [
+            f"{size / 1e9:.3f}" if size else "",
+            f"{size / whole:.4f}" if size and whole else "",
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -5,7 +5,6 @@ A job that is killed leaves its journal, and the next one goes on from there.
 
 import asyncio
 import contextlib
-import dataclasses
 import fcntl
 import json
 import os
@@ -101,7 +100,8 @@ class Journal:
 
         Answers that come while others are written are written together, and fail together.
         """
-        line = json.dumps([*key, *dataclasses.astuple(reply)]).encode() + b"\n"
+        said = [reply.output_ids, reply.logprobs, reply.finish, reply.cached_tokens]
+        line = json.dumps([*key, *said]).encode() + b"\n"
         written = asyncio.get_running_loop().create_future()
         self._waiting.append((line, written))
         async with self._writing:

@@ -44,6 +44,7 @@ def test_each_mode_sends_what_its_name_says_and_the_table_has_its_bytes(
         for name in ("plain", "cached", "capture", "reusing")
     }
     arguments = argparse.Namespace(
+        modes=list(prefixes.SERVERS),
         to=[f"here={tmp_path}"],
         tokens_in_flight=1000,
         min_shared_tokens=20,
