@@ -102,6 +102,8 @@ Renderer = Literal[
     "qwen3.8",
 ]
 TrainerName = Literal["speculators", "specforge", "model_optimizer", "deepspec", "nemo_automodel"]
+# the others use the target model's vocabulary, or make their own
+WITH_DRAFT_VOCABULARY: tuple[TrainerName, ...] = ("speculators", "specforge", "nemo_automodel")
 
 # the date for templates that ask for today's: with the true date, the ids would change every day
 TEMPLATE_DATE = datetime.date(2024, 7, 26)
@@ -174,7 +176,7 @@ class Sampling(Section):
         0.95, description="draw from the most likely tokens that have this probability together"
     )
     top_k: Count | None = Field(
-        None, description="draw from so many most likely tokens; null for no limit"
+        None, description="number of most likely tokens to draw from; null for no limit"
     )
     max_new_tokens: Count = Field(
         4096,
@@ -205,7 +207,7 @@ class Answers(Section):
     )
     seed: Natural = Field(0, description="seed of the server's draws")
     chunk: Annotated[int, Field(ge=1), FROM_TEXT] = Field(
-        2048, description="about so many prompts make one job"
+        2048, description="approximate number of prompts in one job"
     )
     in_flight: Count = Field(
         256, description="conversations that one job has under way at the server"
@@ -536,7 +538,7 @@ class Checks(Section):
         " length of the model that is so much shorter, and the manifest names the others",
     )
     parity_layers: Count | None = Field(
-        None, description="compare only so many decoder layers; null for all"
+        None, description="number of decoder layers to compare; null for all"
     )
 
 
@@ -559,7 +561,7 @@ class Slurm(Section):
     queue_seconds: Positive = Field(86400.0, description="longest wait for a job to start")
     heartbeat_seconds: Annotated[float, Field(ge=5), FROM_TEXT] = Field(
         120.0,
-        description="server jobs and clients end when they have not heard of their run for so long",
+        description="time without a sign of their run after which server jobs and clients end",
     )
     poll_seconds: Annotated[float, Field(ge=1), FROM_TEXT] = Field(
         15.0, description="time between two looks at the queue"
@@ -596,8 +598,8 @@ class LeaseOptions(Section):
     )
     idle_seconds: Positive = Field(
         60.0,
-        description="the server ends when nobody has used it for so long, and for as long as it"
-        " took to start",
+        description="time without use after which the server ends, or the time that its start took"
+        " if that is longer",
     )
     stop_seconds: Positive = Field(
         5.0, description="time between asking the server to end and killing it"

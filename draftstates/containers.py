@@ -133,8 +133,8 @@ def shown_to_steps(config: Configuration, *, code: Path, work: Path) -> list[str
 def step_environment(config: Configuration, *, code: Path, work: Path) -> dict[str, str]:
     """Return the variables by which Apptainer shows each step the folders that it may see.
 
-    Of the host, a step sees these folders and the network only. Present entries of APPTAINER_BIND
-    and PYTHONPATH stay.
+    A step sees nothing else of the host but the network. Present entries of APPTAINER_BIND and
+    PYTHONPATH stay.
 
     Args:
         config: resolved configuration.

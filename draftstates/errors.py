@@ -43,9 +43,14 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def make_again(purpose: str, *paths: Path) -> str:
+    """Return the remedy for files that a run makes once they are gone, with the command."""
+    return f"{purpose}: rm -f {shlex.join(map(str, paths))} && snakemake --cores all"
+
+
 def capture_again(path: Path) -> str:
     """Return the remedy for a damaged file of a shard, with the command."""
-    return f"to capture the shard again: rm -f {shlex.quote(str(path))} && snakemake --cores all"
+    return make_again("to capture the shard again", path)
 
 
 def run_command(main: Callable[[], None], *, lasting: bool = False) -> None:

@@ -179,20 +179,6 @@ def locked(path: Path, mode: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def is_held(path: Path, against: int) -> bool:
-    """Return whether another descriptor holds a lock on `path` that keeps `against` out.
-
-    Args:
-        path: file of the lock.
-        against: LOCK_SH to find an exclusive lock, LOCK_EX to find any lock.
-    """
-    try:
-        with locked(path, against | fcntl.LOCK_NB):
-            return False
-    except BlockingIOError:
-        return True
-
-
 def open_log(path: Path) -> int:
     """Open `path` for appending and return the descriptor.
 

@@ -7,7 +7,6 @@ Jobs that read them start by the thousand, so this module imports neither numpy 
 """
 
 import dataclasses
-import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Annotated, Any, Self
 from pydantic import PlainSerializer, WrapValidator
 
 from draftstates.documents import Document, InvalidField, Items, Record, sealed
-from draftstates.errors import UserError, capture_again
+from draftstates.errors import UserError, capture_again, make_again
 from draftstates.files import first_difference, sync
 from draftstates.paths import Capture
 from draftstates.spec import CaptureSpec
@@ -314,9 +313,9 @@ class SampleReceipt(Record):
         chunks: prefill chunks that the rows came in.
         ids_hash: hash of the ids that the model read, which are those behind the cached ones.
         checksum: checksum of the rows at capture.
-        prompt_tokens: tokens that the server counted; of a sample only.
-        top: the most likely next tokens, [token id, log probability] each; of a sample only.
-        attempts: requests that were needed; of a sample only.
+        prompt_tokens: tokens that the server counted; for a sample only.
+        top: the most likely next tokens, [token id, log probability] each; for a sample only.
+        attempts: requests that were needed; for a sample only.
         copied_from: shard that the rows were copied from.
         position: position of the recaptured sample in the shard; of a prefix recapture only.
         next_tokens: of each row, such pairs of the most likely next tokens and of the token that
@@ -427,8 +426,10 @@ class Figures(Record):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NearLimit(Record):
-    """A sample that is among those nearest to a limit: `alignment`, `prefix` or `answers`, and its
-    share.
+    """A sample among those nearest to the limit of a check, and its share of that limit.
+
+    Attributes:
+        check: `alignment`, `prefix` or `answers`.
     """
 
     check: str
@@ -485,7 +486,7 @@ class Verified(Document):
 
     @classmethod
     def remedy(cls, path: Path) -> str:
-        return f"to verify the shard: rm -f {shlex.quote(str(path))} && snakemake --cores all"
+        return make_again("to verify the shard", path)
 
     def check(self, path: Path, *, planned: PlannedShard, capture_key: str) -> None:
         """Refuse findings that are not those of the planned shard.
@@ -635,7 +636,7 @@ class Parity(Document):
 
     @classmethod
     def remedy(cls, path: Path) -> str:
-        return f"to compare again: rm -f {shlex.quote(str(path))} && snakemake --cores all"
+        return make_again("to compare again", path)
 
     def require(self, mode: str) -> None:
         """Refuse a comparison of fewer than all layers where one is required.
@@ -701,7 +702,7 @@ class Manifest(Document):
 
     @classmethod
     def remedy(cls, path: Path) -> str:
-        return f"to write it again: rm -f {shlex.quote(str(path))} && snakemake --cores all"
+        return make_again("to write it again", path)
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> Self:

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from draftstates.config import Configuration
+from draftstates.config import WITH_DRAFT_VOCABULARY, Configuration
 from draftstates.containers import check_image, scratch, step_environment
 from draftstates.errors import NO_SECOND_ATTEMPT, UserError
 from draftstates.files import NO_LOCKS, files_digest, tail
@@ -53,8 +53,6 @@ DECIDES_NOTHING = {
 _CLOCK_SECONDS = 60.0
 _MOST_TOUCHED = 8
 ANY_CAPTURE = "[^/]+"
-# the other trainers use the target model's vocabulary, or make their own
-_WITH_VOCABULARY = ("speculators", "specforge", "nemo_automodel")
 _NO_IMAGE = "envs/tools.sif"
 # of parity on two cores: start, bytes and operations a second
 _IMPORTS_SECONDS, _READ_RATE, _COMPUTE_RATE = 15.0, 120e6, 30e9
@@ -145,7 +143,7 @@ def present_tokenizer_digest(folder: Path) -> str:
 def data_digest(names: Iterable[Path]) -> str:
     """Return a hash of the name, size and modification time of data files; no file is read.
 
-    Of a folder, every file in it counts. As a parameter of a rule the hash shows two changes that
+    Every file in a folder counts. As a parameter of a rule the hash shows two changes that
     Snakemake's own comparison of times does not: a replaced file that is older than the outputs,
     and a changed file in a folder whose own time did not change. A missing file is no error: the
     rule that needs the file refuses.
@@ -288,7 +286,7 @@ def export_options(config: Configuration, trainer: str) -> str:
     chosen = dict(config.exports.get(trainer, {}))
     if layers := chosen.pop("residual_layers", None):
         chosen["layers"] = ",".join(map(str, layers))
-    if trainer in _WITH_VOCABULARY:
+    if trainer in WITH_DRAFT_VOCABULARY:
         chosen["draft_vocab_size"] = config.draft_vocab_size
     flags = [
         (f"--{name.replace('_', '-')}", str(value))

@@ -1,7 +1,7 @@
 """Compare the self-test's rows of every layer with the checkpoint, and write the result.
 
-Rows that differ are withdrawn with the attestation and the manifest: the next run starts a server
-anew, and shards that the refused one captured enter no manifest.
+Rows that differ are withdrawn with the attestation and the manifest: the next run starts another
+server, and shards that the refused one captured enter no manifest.
 """
 
 import argparse

@@ -19,7 +19,7 @@ from draftstates.tokens.answered import LENGTH
 from draftstates.tokens.rows import RowSkipped
 from draftstates.tokens.template import ChatTemplate
 
-# an answer of at least so many tokens whose last ones are all the same repeats itself
+# an answer repeats itself if it has this many tokens and its last ones are all the same
 _FEWEST, _REPEATED = 5, 32
 
 

@@ -16,18 +16,14 @@ class Block:
         # uint8 [block_bytes]; pinned on a machine with a GPU.
         self.memory = memory
         self._pool = pool
-        self._users = 0
+        self.users = 0
         self._lock = threading.Lock()
-
-    def hold(self, users: int) -> None:
-        """Set how many users must release the block."""
-        self._users = users
 
     def release(self) -> None:
         """Release the block for one user."""
         with self._lock:
-            self._users -= 1
-            done = self._users == 0
+            self.users -= 1
+            done = self.users == 0
         if done:
             self._pool.give_back(self)
 
@@ -53,9 +49,11 @@ class BlockPool:
         """Return how many blocks have no user at the moment."""
         return self._free.qsize()
 
-    def take(self) -> Block:
-        """Take a block that has no user; wait until one is free."""
-        return self._free.get()
+    def take(self, users: int) -> Block:
+        """Take a block that has no user, for this many; wait until one is free."""
+        block = self._free.get()
+        block.users = users
+        return block
 
     def give_back(self, block: Block) -> None:
         """Put a block without users back."""

@@ -228,8 +228,7 @@ class Recorder:
             inside = [s for s in segments if s[2] < end and s[2] + s[4] > begin]
             if not inside:
                 continue
-            block = self._pool.take()
-            block.hold(len(inside))
+            block = self._pool.take(users=len(inside))
             count = end - begin
             finals = final[begin:end]
             if not self._settings.spec.final_state:

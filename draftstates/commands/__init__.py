@@ -2,6 +2,14 @@
 
 import argparse
 import json
+from pathlib import Path
+
+
+def add_results(parser: argparse.ArgumentParser) -> None:
+    """Give a command the flag --results."""
+    parser.add_argument(
+        "--results", type=Path, default=Path("results"), help="`results` of the configuration"
+    )
 
 
 def add_json(parser: argparse._ActionsContainer) -> None:

@@ -6,9 +6,8 @@ manifest.
 
 import argparse
 import dataclasses
-from pathlib import Path
 
-from draftstates.commands import add_json, print_json
+from draftstates.commands import add_json, add_results, print_json
 from draftstates.errors import UserError
 from draftstates.paths import Results
 from draftstates.records import Manifest, Plan
@@ -18,9 +17,7 @@ EXAMPLE = "draftstates accounting --results results"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--results", type=Path, default=Path("results"), help="`results` of the configuration"
-    )
+    add_results(parser)
     add_json(parser)
 
 

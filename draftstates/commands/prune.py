@@ -10,9 +10,8 @@ A later shard cannot take rows from a removed one, and captures them instead.
 
 import argparse
 import dataclasses
-from pathlib import Path
 
-from draftstates.commands import add_json, print_json
+from draftstates.commands import add_json, add_results, print_json
 from draftstates.errors import UserError
 from draftstates.report.prune import remove, unfinished, unlisted
 
@@ -20,9 +19,7 @@ EXAMPLE = "draftstates prune --results results --delete"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--results", type=Path, default=Path("results"), help="`results` of the configuration"
-    )
+    add_results(parser)
     parser.add_argument("--delete", action="store_true", help="remove them")
     add_json(parser)
 

@@ -8,12 +8,11 @@ from any terminal or node that sees the results folder.
 import argparse
 import sys
 import time
-from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
 
-from draftstates.commands import add_json, print_json
+from draftstates.commands import add_json, add_results, print_json
 from draftstates.paths import Results
 from draftstates.report.answering import answering, answering_table
 from draftstates.report.status import as_document, look, view
@@ -22,9 +21,7 @@ EXAMPLE = "draftstates status --results results --once"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--results", type=Path, default=Path("results"), help="`results` of the configuration"
-    )
+    add_results(parser)
     parser.add_argument("--once", action="store_true", help="print the present state and end")
     add_json(parser)
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two looks")

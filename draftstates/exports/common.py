@@ -131,6 +131,13 @@ def check_torch(path: Path, expected: dict[str, object]) -> None:
     check_equal(path, torch.load(path, weights_only=True), expected)
 
 
+def include_torch(builder: Builder, name: str, values: dict[str, object]) -> None:
+    """Write a file of `save_torch` that every export writes, read it back and include it."""
+    save_torch(builder.partial / name, values)
+    check_torch(builder.partial / name, values)
+    builder.include(name)
+
+
 def add_torch(
     builder: Builder, name: str, content: str, values: Callable[[], dict[str, object]]
 ) -> None:

@@ -9,14 +9,7 @@ Each file: `input_ids` and `loss_mask` int64 [n], `hidden_state` [1, n, H] after
 import torch
 
 from draftstates.exports.builder import Builder
-from draftstates.exports.common import (
-    Options,
-    add_torch,
-    check_torch,
-    sample_files,
-    save_torch,
-    summary,
-)
+from draftstates.exports.common import Options, add_torch, include_torch, sample_files, summary
 from draftstates.exports.vocabulary import TokenCounts, draft_vocabulary
 from draftstates.shards.dataset import ShardDataset
 
@@ -33,9 +26,7 @@ def export(dataset: ShardDataset, builder: Builder, options: Options) -> dict:
     if options.draft_vocab_size is not None:
         mapping = draft_vocabulary(counts.counts, draft_size=options.draft_vocab_size)
         values = {"d2t": torch.from_numpy(mapping.d2t), "t2d": torch.from_numpy(mapping.t2d)}
-        save_torch(builder.partial / "vocab_mapping.pt", values)
-        check_torch(builder.partial / "vocab_mapping.pt", values)
-        builder.include("vocab_mapping.pt")
+        include_torch(builder, "vocab_mapping.pt", values)
     return summary(dataset, options, aux_hidden_state_layers=dataset.layer_numbers)
 
 

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from draftstates.exports.builder import Builder
-from draftstates.exports.common import Options, cast, check_equal, check_torch, save_torch, summary
+from draftstates.exports.common import Options, cast, check_equal, include_torch, summary
 from draftstates.exports.vocabulary import TokenCounts, draft_vocabulary
 from draftstates.shards.dataset import ShardDataset, split_values
 
@@ -125,10 +125,7 @@ def _check_tokens(dataset: ShardDataset, order: list[int], folder: Path) -> None
 
 
 def _write_vocabulary(counts: TokenCounts, builder: Builder, options: Options) -> None:
-    frequencies = counts.nonzero()
-    save_torch(builder.partial / "token_freq.pt", frequencies)
-    check_torch(builder.partial / "token_freq.pt", frequencies)
-    builder.include("token_freq.pt")
+    include_torch(builder, "token_freq.pt", counts.nonzero())
     if options.draft_vocab_size is not None:
         mapping = draft_vocabulary(counts.counts, draft_size=options.draft_vocab_size)
         for name, array in (("d2t.npy", mapping.d2t), ("t2d.npy", mapping.t2d)):

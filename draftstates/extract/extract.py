@@ -279,7 +279,7 @@ def make_receipts(
     """
     done = iter(captured)
     samples = [
-        copied[position] if position in copied else _sample_receipt(next(done), sample=True)
+        copied[position] if position in copied else _sample_receipt(next(done))
         for position in range(len(tokens.sample_ids))
     ]
     recaptures = [
@@ -297,14 +297,11 @@ def make_receipts(
     )
 
 
-def _sample_receipt(
-    item: Captured, *, sample: bool = False, position: int | None = None
-) -> SampleReceipt:
+def _sample_receipt(item: Captured, *, position: int | None = None) -> SampleReceipt:
     """Return the receipt of a sample, or of a prefix recapture, as the shard's receipts hold it.
 
     Args:
-        sample: whether it is that of a sample.
-        position: position of the recaptured sample in the shard; of a prefix recapture only.
+        position: position of the recaptured sample in the shard; None for a sample itself.
     """
     receipt = item.receipt
     own = {
@@ -326,5 +323,5 @@ def _sample_receipt(
         checksum=receipt.checksum,
         position=position,
         last_state=receipt.last_state,
-        **(own if sample else {"next_tokens": item.rows}),
+        **(own if position is None else {"next_tokens": item.rows}),
     )

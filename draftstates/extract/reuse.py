@@ -1,9 +1,9 @@
 """Reuse of captured rows: they are copied out of verified shards of the same capture key.
 
 A new shard usually differs from an earlier one by a few samples. The others are copied with their
-receipts. Each copied sample must have the checksum that verification found. Of a sample that shares
-rows in the new shard, its own rows are copied alone: the earlier shard has all of its rows, whether
-it shared them too or not. The new shard is verified like every other shard. Its prefix recaptures
+receipts. Each copied sample must have the checksum that verification found. If a sample shares rows
+in the new shard, only its own rows are copied: the earlier shard has all of its rows, whether it
+shared them too or not. The new shard is verified like every other shard. Its prefix recaptures
 first take the samples that were not copied, since no earlier shard has recaptured a prefix of them.
 """
 
@@ -241,7 +241,7 @@ def _copy(
 
 
 def _without_first(tensors: list[np.ndarray], widths: list[int], rows: int) -> list[np.ndarray]:
-    """Return the bytes of each tensor without those of its first rows, which are so many bytes."""
+    """Return the bytes of each tensor, whose rows have these widths, without its first rows."""
     return [data[rows * width :] for data, width in zip(tensors, widths, strict=True)]
 
 

@@ -47,7 +47,7 @@ def model_digest(model: ModelFolder) -> str:
     """Return a hash that identifies a model by content.
 
     It covers `config.json`, `generation_config.json`, files that describe a quantisation, the index
-    of the weights and Python code. Of each weight file it covers the tensor headers, the size, and
+    of the weights and Python code. It covers the tensor headers of each weight file, its size, and
     blocks of 4 KiB: three of each matrix and 64 spread over the file (see `weight_files`). It may
     miss a change of a few numbers of a matrix, except in a hub cache: the files of a cache are
     links to blobs whose names are hashes of their whole content, and the hash covers these names.

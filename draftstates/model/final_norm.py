@@ -106,8 +106,8 @@ class FinalSource:
 
         Args:
             hidden: its stored layers, [n, K, H].
-            final: its stored final state, [n, H]; None where there is none, as then returned
-                unless it is taken from a layer.
+            final: its stored final state, [n, H]; None where none is stored. Then None is returned,
+                unless the final state is taken from a layer.
         """
         rows = final if self.layer is None else hidden[:, self.layer]
         return rows if self.norm is None else self.norm(rows)

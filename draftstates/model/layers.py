@@ -27,7 +27,7 @@ def eagle3_layers(num_layers: int) -> tuple[int, ...]:
 
 
 def dflash_layers(num_layers: int, drafted: int) -> tuple[int, ...]:
-    """Return the r_k that a DFlash drafter of so many layers reads, one for each of its layers.
+    """Return the r_k that a DFlash drafter of `drafted` layers reads, one for each of its layers.
 
     They are spread evenly over the outputs of layers 1 to N-3, so k = 2 to N-2; a drafter of one
     layer reads the output of layer N//2. Python's round takes halves to the even number, as there.
@@ -41,7 +41,7 @@ def dflash_layers(num_layers: int, drafted: int) -> tuple[int, ...]:
         drafted: layers of the drafter.
 
     Raises:
-        UserError: the model has too few layers for so many different ones.
+        UserError: the model has fewer different layers.
     """
     first, last = 1, num_layers - 3
     if drafted == 1:

@@ -1,8 +1,8 @@
 """Digests of weight files by samples of every matrix: seconds for a terabyte.
 
-Of each matrix, and of each matrix of a stack of experts, its first, a middle and its last block are
-read. A large file's digest is kept in the user's cache, and holds as long as the file's size, dates
-and inode do.
+The first, a middle and the last block of each matrix are read, and of each matrix in a stack of
+experts. A large file's digest is kept in the user's cache, for as long as the file keeps its size,
+dates and inode.
 """
 
 import hashlib

@@ -17,7 +17,7 @@ import numpy as np
 
 from draftstates import ids
 
-# A sample's rows lie in at most so many places. The longest conversations of ShareGPT have 13.
+# Most places in which a sample's rows lie. The longest conversations of ShareGPT have 13.
 MOST_SEGMENTS = 16
 _ID_BYTES = 4
 

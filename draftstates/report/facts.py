@@ -26,7 +26,7 @@ _FLAGS = {
     "tp_size": "GPUs that shared each layer",
     "dp_size": "copies of the model in one server",
     "disable_radix_cache": "true: no request could reuse another one's keys and values",
-    "chunked_prefill_size": "longer samples were computed in chunks of so many tokens",
+    "chunked_prefill_size": "longer samples were computed in chunks of this many tokens",
     "attention_backend": "the implementation of attention",
 }
 

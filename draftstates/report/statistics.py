@@ -27,7 +27,7 @@ _COUNTED = (
     "with_reasoning",
     "with_tools",
 )
-# a prefix is counted at every so many tokens; more tokens need wider steps to fit into memory
+# a prefix is counted once for each step of tokens; more tokens need wider steps to fit into memory
 _STEP, _WIDE_STEP, _MOST_TOKENS = 16, 128, 1 << 28
 _MOST_PARTS = 2048
 _CURVE_POINTS = 80

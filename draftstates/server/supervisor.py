@@ -59,7 +59,6 @@ class Supervisor:
 
     def __init__(self, run: RunFolder, owner: Process) -> None:
         self._run = run
-        self._owner = owner
         self._api_key = secrets.token_hex(32)
         write_key_config(run.key_config, self._api_key)
         self._leases = Leases(run.leases)

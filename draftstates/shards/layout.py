@@ -6,8 +6,8 @@ no final state (`CaptureSpec.final_state`): then the file lacks the tensor.
 | tensor               | dtype, shape              |
 | -------------------- | ------------------------- |
 | `offsets`            | int64 [S+1]               | tokens of sample i are offsets[i]:offsets[i+1]
-| `hidden_states`      | stored dtype [R, K, H]    | r_k in ascending k; may miss
-| `final_hidden_state` | stored dtype [R, H]       | pre- or post-norm: `final_norm`; may miss
+| `hidden_states`      | stored dtype [R, K, H]    | r_k in ascending k; may be absent
+| `final_hidden_state` | stored dtype [R, H]       | pre- or post-norm: `final_norm`; may be absent
 | `input_ids`          | int32 [T]                 |
 | `loss_mask`          | uint8 [T]                 | 1 = a supervised token
 

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pyarrow.parquet as pq
 from safetensors import SafetensorError, safe_open
 
 from draftstates.containers import distinct, present_image
-from draftstates.errors import UserError, capture_again, counted
+from draftstates.errors import UserError, capture_again, counted, make_again
 from draftstates.files import file_checksum, first_difference, publishing
 from draftstates.paths import Capture
 from draftstates.records import (
@@ -94,7 +93,15 @@ def write_manifest(
         checks=Figures.of(found.figures for found in verified),
         images=_images(plan, verified),
         shards=tuple(
-            _shard(entry, found, manifest) for entry, found in zip(plan.shards, kept, strict=True)
+            ManifestShard(
+                **{
+                    **vars(entry),
+                    "path": os.path.relpath(found.path, manifest.parent),
+                    "bytes": found.bytes,
+                    "checksum": found.checksum,
+                }
+            )
+            for entry, found in zip(plan.shards, kept, strict=True)
         ),
         samples_checksum=file_checksum(samples),
         parity=compared,
@@ -177,7 +184,7 @@ def _read_verified(
 def _check_limit(
     found: Verified, path: Path, plan: Plan, planned: PlannedShard, form: str | None
 ) -> None:
-    """Refuse findings by a limit of answers that is not, or is not within, the present one."""
+    """Refuse findings that were made with a wider limit of answers than the present one."""
     asked, had = plan.checks.answers, found.answers_limit
     is_within = asked is not None and had is not None and had <= asked
     if not planned.answered or asked == had or is_within:
@@ -206,12 +213,11 @@ def _read_parity(
     found.require(mode)
     others = [each.shard_id for each in verified if set(each.selftests) != {found.selftest}]
     if others:
-        receipts = [str(Capture(capture_folder).receipts(name)) for name in others]
+        receipts = [Capture(capture_folder).receipts(name) for name in others]
         raise UserError(
             f"{counted(len(others), 'shard')}, such as {others[0]}: captured by a server that was"
             " not compared with the checkpoint, or that differed from it: expected the self-test"
-            f" {found.selftest}; to capture them again: rm -f {shlex.join(receipts)} && snakemake"
-            " --cores all"
+            f" {found.selftest}; {make_again('to capture them again', *receipts)}"
         )
     return found
 
@@ -271,21 +277,6 @@ def _images(plan: Plan, verified: list[Verified]) -> Images:
         for step in ("server", "extract", "verify")
     }
     return {**plan.images, **steps, "manifest": (present_image(),)}
-
-
-def _shard(planned: PlannedShard, found: _Kept, manifest: Path) -> ManifestShard:
-    return ManifestShard(
-        shard_id=planned.shard_id,
-        path=os.path.relpath(found.path, manifest.parent),
-        source=planned.source,
-        samples=planned.samples,
-        tokens=planned.tokens,
-        supervised_tokens=planned.supervised_tokens,
-        shared_tokens=planned.shared_tokens,
-        bytes=found.bytes,
-        answered=planned.answered,
-        checksum=found.checksum,
-    )
 
 
 def _write_samples(

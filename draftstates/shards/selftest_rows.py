@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from draftstates.errors import UserError
+from draftstates.errors import UserError, make_again
 
 if TYPE_CHECKING:
     import torch
@@ -97,10 +97,7 @@ def read_id(path: Path) -> str:
 
 
 def _head(path: Path) -> dict[str, str]:
-    remedy = (
-        f"to have the server test itself again: rm -f {path} {path.with_name('server.json')} &&"
-        " snakemake --cores all"
-    )
+    remedy = make_again("to have the server test itself again", path, path.with_name("server.json"))
     try:
         # The header alone is read: a job that extracts loads no torch.
         with safe_open(path, framework="numpy") as tensors:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from draftstates import ids
-from draftstates.errors import UserError
+from draftstates.errors import UserError, make_again
 from draftstates.records import Prompts
 from draftstates.tokens.accounting import RowResult
 from draftstates.tokens.rows import RowSkipped
@@ -265,8 +265,7 @@ def read_answers(file: Path) -> tuple[pa.Table, dict[str, Any]]:
         return table.select(ANSWERS.names), json.loads(table.schema.metadata[FACTS])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{file}: expected a chunk's answers: {error}; to answer again: rm -f {file} &&"
-            " snakemake --cores all"
+            f"{file}: expected a chunk's answers: {error}; {make_again('to answer again', file)}"
         ) from error
 
 

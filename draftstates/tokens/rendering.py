@@ -6,12 +6,13 @@ not used: they show earlier turns as history, not as the model wrote them. All a
 checks, see `template.py`.
 """
 
+import abc
 import dataclasses
 import datetime
 import importlib.metadata
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -61,7 +62,7 @@ class Rendered:
     ids: np.ndarray
 
 
-class Rendering(Protocol):
+class Rendering(abc.ABC):
     """A way from messages to ids.
 
     Attributes:
@@ -73,7 +74,10 @@ class Rendering(Protocol):
     name: str
     origin: str
     end_ids: frozenset[int]
+    # of those that render text
+    _encoder: Encoder
 
+    @abc.abstractmethod
     def text(
         self,
         messages: list[dict[str, Any]],
@@ -100,9 +104,10 @@ class Rendering(Protocol):
         prompt: bool = False,
     ) -> Rendered:
         """Return the conversation as text and ids; otherwise as `text`."""
+        return encoded(self.text(messages, tools=tools, prompt=prompt), self._encoder)
 
 
-class TemplateRendering:
+class TemplateRendering(Rendering):
     """A Jinja template, rendered as the server renders it."""
 
     def __init__(
@@ -137,21 +142,12 @@ class TemplateRendering:
             # a template is a program of its own: any error of it is the row's fault
             raise RowSkipped("template_error", f"{type(error).__name__}: {error}") from None
 
-    def rendered(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        tools: list[dict[str, Any]] | None = None,
-        prompt: bool = False,
-    ) -> Rendered:
-        return encoded(self.text(messages, tools=tools, prompt=prompt), self._encoder)
-
     def tokenizers_ids(self, messages: list[dict[str, Any]]) -> list[int]:
         """Return the ids that the tokenizer itself gives for a conversation, without a prompt."""
         return list(self._tokenizer.apply_chat_template(messages, **self._arguments)["input_ids"])
 
 
-class DeepseekV32Rendering:
+class DeepseekV32Rendering(Rendering):
     """DeepSeek-V3.2's own encoding, which its tokenizer does not carry as a template."""
 
     def __init__(self, encoder: Encoder, *, thinking: bool) -> None:
@@ -171,17 +167,8 @@ class DeepseekV32Rendering:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RowSkipped("template_error", f"{type(error).__name__}: {error}") from None
 
-    def rendered(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        tools: list[dict[str, Any]] | None = None,
-        prompt: bool = False,
-    ) -> Rendered:
-        return encoded(self.text(messages, tools=tools, prompt=prompt), self._encoder)
 
-
-class LibraryRendering:
+class LibraryRendering(Rendering):
     """A renderer of the package `renderers`."""
 
     def __init__(self, renderer: Any, tokenizer: Any, *, name: str, origin: str) -> None:

@@ -83,7 +83,6 @@ class ChatTemplate:
             self.chat_template, for_tools = named.get("default"), named.get("tool_use")
         else:
             self.chat_template = None
-        self.vocabulary_size = len(self.tokenizer)
         self.most_characters = _JOINED * max(map(len, self.tokenizer.get_vocab()))
         added = self.tokenizer.added_tokens_decoder
         self.added_ids = frozenset(added)

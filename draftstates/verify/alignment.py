@@ -45,7 +45,7 @@ _LOGARITHMS = 4
 _CAP_ROUNDINGS = 6
 # Samples whose logits are in memory at once.
 _BATCH = 256
-# Roundings of a logit of any row: a kernel may round the sum of parts, too. Of so many rows some
+# Roundings of a logit of any row: a kernel may round the sum of parts, too. Of many rows, some
 # come as near to this limit as two values that round apart.
 _ROW_ROUNDINGS = 2
 # Rows of prefix recaptures that are compared at once.
@@ -80,6 +80,11 @@ class Rounding:
             stored=torch_dtype(spec.stored_dtype),
             normed=spec.final_norm == "post_norm",
         )
+
+    @property
+    def largest(self) -> float:
+        """Largest relative error of one rounding."""
+        return max(unit_roundoff(self.compute), unit_roundoff(self.stored))
 
     @property
     def state_variance(self) -> float:
@@ -208,7 +213,7 @@ def check_final(
     first, end = shard.rows(index)
     shared = shard.segments.shared(index)
     step = max(1, _NORMED // shard.header.tensors["final_hidden_state"][1][1])
-    largest, limit = 0.0, _final_limit(rounding) if norm else 0.0
+    largest, limit = 0.0, _FINAL_ROUNDINGS * rounding.largest if norm else 0.0
     for start in range(first, end, step):
         stop = min(start + step, end)
         last = shard.state_rows("hidden_states", start, stop)[:, layer].float()
@@ -231,10 +236,6 @@ def check_final(
         if norm:
             largest = max(largest, (distances / limits).nan_to_num().max().item())
     return [], largest
-
-
-def _final_limit(rounding: Rounding) -> float:
-    return _FINAL_ROUNDINGS * max(unit_roundoff(rounding.compute), unit_roundoff(rounding.stored))
 
 
 def _leads(

@@ -17,7 +17,7 @@ import torch
 
 from draftstates import ids
 from draftstates.capture.every_layer import read_kept_rows
-from draftstates.errors import UserError
+from draftstates.errors import UserError, make_again
 from draftstates.extract.client import Endpoint, Work
 from draftstates.extract.extract import ExtractOptions, capture
 from draftstates.extract.protocol import SELF_TEST, kept_positions
@@ -60,7 +60,7 @@ def keep_or_compare(
     if kept is not None and kept.capture_key != spec.key:
         raise UserError(
             f"{path}: expected rows of capture {spec.key[:16]}…, found"
-            f" {kept.capture_key[:16]}…: rm -f {path}"
+            f" {kept.capture_key[:16]}…; {make_again('to have the server test itself again', path)}"
         )
     prompts = [prompt.input_ids.numpy() for prompt in kept.prompts] if kept else []
     if tokens not in map(len, prompts):

@@ -32,11 +32,6 @@ _ROUNDINGS = 8
 _EMBEDDING_ROUNDINGS = 3
 
 
-def _limit(spec: CaptureSpec) -> float:
-    rounding = Rounding.of(spec)
-    return _ROUNDINGS * max(unit_roundoff(rounding.compute), unit_roundoff(rounding.stored))
-
-
 def check(
     captured: Sequence[Captured], *, spec: CaptureSpec, text: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -54,7 +49,7 @@ def check(
     Raises:
         UserError: names the layer, the distance and its limit.
     """
-    limit, last = _limit(spec), f"r_{spec.num_layers}"
+    limit, last = _ROUNDINGS * Rounding.of(spec).largest, f"r_{spec.num_layers}"
     found: dict[str, list[float]] = {}
     for item in captured:
         if item.opinions is None:
@@ -136,8 +131,7 @@ def check_embeddings(
     rows = shard.state_rows("hidden_states", 0, shard.header.rows)[:, position].float()
     expected = table[torch.as_tensor(tokens.input_ids).long()].float() * scale
     found = ((rows - expected).norm(dim=-1) / expected.norm(dim=-1)).max().item()
-    rounding = Rounding.of(spec)
-    coarsest = max(map(unit_roundoff, (table.dtype, rounding.compute, rounding.stored)))
+    coarsest = max(unit_roundoff(table.dtype), Rounding.of(spec).largest)
     limit = _EMBEDDING_ROUNDINGS * coarsest
     if not found <= limit:
         raise UserError(

@@ -42,7 +42,7 @@ from draftstates.verify.verify import verify_shard
 _OPTIONS = ExtractOptions(recapture_fraction=1.0, recapture_minimum=3, retries=0)
 _HEALTH_SECONDS = 30.0
 _SHORT_PROMPTS = (10, 64, 300)
-# Above so many rows SGLang sums over tensor parallel ranks in another way.
+# Above this many rows SGLang sums over tensor parallel ranks in another way.
 _OTHER_SUM = 2048
 _BEYOND = 100
 # A CPU sums in one way. There a prompt crosses a chunk only where that takes seconds.

@@ -86,3 +86,9 @@ def test_a_disk_without_room_is_said_in_one_line(file: str | None) -> None:
         ),
     ):
         errors.run_command(main)
+
+
+def test_a_command_that_removes_files_quotes_their_names() -> None:
+    """A path with a space is one file."""
+    found = errors.make_again("to write it again", Path("my results/a.json"), Path("b.json"))
+    assert found == ("to write it again: rm -f 'my results/a.json' b.json && snakemake --cores all")

@@ -23,7 +23,7 @@ from draftstates.verify.parity.compare import Limit, compare, fault, judged_alon
 from draftstates.verify.parity.rounding import ServerRounding
 from draftstates.verify.parity.streamed import NoReference, ReferenceStates, StreamedModel
 
-# A layer of fused experts takes so many times its own size while it is put together.
+# A layer of fused experts takes this many times its own size while it is put together.
 _PEAK = 2.7
 _SHARE_OF_MEMORY = 0.5
 # Keys of `config.json` that tell of a router of experts, or of sparse attention.

@@ -40,13 +40,13 @@ _EIGHT_BITS = 0.1
 _LAYERS_OF_A_LIMIT = 4
 # The right layer must be at least twice as near as either neighbour.
 _NEIGHBOUR_RATIO = 0.5
-# A layer alone may lie so many times as far as transformers' same layer in the server's number
+# A layer alone may lie this many times as far as transformers' same layer in the server's number
 # format, since kernels round in other places. transformers' own forward passes, by eager and by
 # sdpa attention, of 4 to 36 layers, dense and of experts, lie at most 1.2 times as far.
 _ALONE_RATIO = 3.0
-# Where nothing is chosen by comparison, no row lies so many times as far as the median may.
+# Where nothing is chosen by comparison, no row lies this many times as far as the median may.
 _WORST_RATIO = 8.0
-# A near tie of a router moves a single row by much. So many rows may lie nearer to a neighbour.
+# A near tie of a router moves a single row by much. This share of rows may lie nearer to one.
 _MOST_STRAYS = 0.1
 
 

@@ -122,7 +122,7 @@ class StreamedModel:
 
         Args:
             input_ids: int [n].
-            layers: compute only so many layers; None for all.
+            layers: number of layers to compute; None for all.
             alone: computes each layer once more, for other rows.
 
         Raises:

@@ -74,8 +74,7 @@ class Bench:
     def put(
         self, destination: protocol.Destination, start: int, rows: int, *, shift: float = 0.0
     ) -> None:
-        block = self.pool.take()
-        block.hold(1)
+        block = self.pool.take(users=1)
         at = destination.first_row - destination.shared + start
         states = self.rows[at : at + rows] + shift
         self.writers.put(

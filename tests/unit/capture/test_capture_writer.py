@@ -278,11 +278,9 @@ def test_a_file_that_another_rank_ended_takes_no_more_rows(bench: Bench) -> None
 
 def test_memory_is_bounded_and_a_full_queue_makes_the_next_one_wait() -> None:
     pool = BlockPool(total_bytes=3 << 10, block_bytes=1 << 10, pinned=False)
-    blocks = [pool.take() for _ in range(3)]
-    for block in blocks:
-        block.hold(2)
+    blocks = [pool.take(users=2) for _ in range(3)]
     got = threading.Event()
-    threading.Thread(target=lambda: (pool.take(), got.set()), daemon=True).start()
+    threading.Thread(target=lambda: (pool.take(users=1), got.set()), daemon=True).start()
     assert not got.wait(0.2)
     blocks[0].release()
     assert not got.wait(0.2), "one of two users still reads the block"
@@ -300,9 +298,8 @@ def test_memory_is_taken_before_the_run_and_what_is_not_needed_is_not_touched(
     monkeypatch.setattr(torch, "empty", None)
     used = set()
     for _ in range(5):
-        block = pool.take()
+        block = pool.take(users=1)
         used.add(id(block))
-        block.hold(1)
         block.release()
     assert len(used) == 1
-    assert len({id(pool.take()) for _ in range(3)}) == 3
+    assert len({id(pool.take(users=1)) for _ in range(3)}) == 3
