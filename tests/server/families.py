@@ -79,6 +79,15 @@ _MLA = {
     "qk_rope_head_dim": 16,
     "v_head_dim": 16,
 }
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 128,
+}
 FAMILIES: dict[str, Family] = {
     "llama": _family("llama"),
     "mistral": _family("mistral", head_dim=16, sliding_window=None),
@@ -186,6 +195,50 @@ FAMILIES: dict[str, Family] = {
         word_embed_proj_dim=64,
         without=("intermediate_size", "num_key_value_heads"),
         tie_word_embeddings=True,
+    ),
+    "gemma2": _family(
+        "gemma2",
+        tie_word_embeddings=True,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        num_hidden_layers=4,
+        written={"hidden_act": "gelu_pytorch_tanh"},
+        **_ONE,
+    ),
+    "olmo": _family("olmo", num_key_value_heads=4),
+    # SGLang's layers have four times the hidden size, whatever intermediate_size says.
+    "phi": _family("phi", num_key_value_heads=4, intermediate_size=256),
+    "deepseek_v2": _family(
+        "deepseek_v2",
+        **_MLA,
+        n_routed_experts=8,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        first_k_dense_replace=1,
+        n_group=1,
+        topk_group=1,
+        rope_scaling=_YARN,
+    ),
+    "minimax_m2": _family(
+        "minimax_m2",
+        head_dim=16,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        intermediate_size=32,
+        written={"scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True},
+    ),
+    "hy_v3": _family(
+        "hy_v3", **_MOE, head_dim=16, num_shared_experts=1, written={"route_norm": True}
+    ),
+    "glm4_moe_lite": _family(
+        "glm4_moe_lite",
+        **_MLA,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        rope_scaling=_YARN,
+        written={"first_k_dense_replace": 1},
     ),
 }
 
