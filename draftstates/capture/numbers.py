@@ -17,6 +17,7 @@ import torch
 
 from draftstates.capture import arguments
 from draftstates.engine import flags, variables
+from draftstates.model.folder import ModelFolder
 from draftstates.spec import CaptureSpec
 
 # Stands for the digest of a model whose weights a server makes up (`--load-format dummy`), for
@@ -33,7 +34,8 @@ _FORMATS = (
     "kv_cache_dtype",
     "model_impl",
     "load_format",
-    # Code in the model's folder, which its digest covers, may be run or not.
+    # Code in the model's folder, which its digest covers, may be run or not: the self-test holds
+    # it against model.trust_remote_code.
     "trust_remote_code",
     "torchao_config",
     "modelopt_quant",
@@ -300,6 +302,9 @@ def settings(runner: Any, *, spec: CaptureSpec, compared: str) -> dict[str, dict
         "engine_env": list(spec.engine_env),
     }
     numbers |= {name: values[name] for name in _FORMATS if name in values and name not in numbers}
+    if not ModelFolder(Path(runner.server_args.model_path)).code:
+        # there is no code that may be run or not
+        numbers.pop("trust_remote_code", None)
     kernels = {name: values[name] for name in _KERNELS if name in values}
     # Its keys differ between versions of transformers, which all hold the file's values.
     kernels["config.json"] = compared

@@ -7,7 +7,7 @@ by itself, such as the place of its layers and norms, the plug-in finds there.
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -162,6 +162,20 @@ def with_usual_names(text: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def rope_scalings(text: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield how a language model scales its rotary angles; kinds of layers may differ in it."""
+    for key in ("rope_scaling", "rope_parameters"):
+        found = text.get(key)
+        if isinstance(found, Mapping):
+            yield found
+            yield from (part for part in found.values() if isinstance(part, Mapping))
+
+
+def rope_type(scaling: Mapping[str, Any]) -> object:
+    """Return the name of a scaling of rotary angles; older files call it `type`."""
+    return scaling.get("rope_type", scaling.get("type"))
+
+
 def check_capturable(config: Mapping[str, Any], *, origin: Path) -> None:
     """Refuse a model whose residual stream cannot be captured.
 
@@ -189,6 +203,15 @@ def check_capturable(config: Mapping[str, Any], *, origin: Path) -> None:
     ]
     if config.get("is_encoder_decoder") or text.get("is_encoder_decoder"):
         reasons.append("it has an encoder and a decoder, and one drafter reads one residual stream")
+    # With an alpha both scale always.
+    if any(
+        rope_type(each) == "dynamic" and each.get("factor") != 1 and "alpha" not in each
+        for each in rope_scalings(text)
+    ):
+        reasons.append(
+            "SGLang scales its rotary angles at every length, the model only beyond the original"
+            " one (rope_type dynamic)"
+        )
     # EmbeddingGemma has the class and the type of Gemma 3.
     if text.get("use_bidirectional_attention") is True or text.get("is_causal") is False:
         reasons.append("its attention sees later tokens, so that it predicts no next token")

@@ -71,6 +71,23 @@ def test_a_request_whose_states_were_not_read_is_answered_with_the_reason() -> N
     assert answers[1] == {}
 
 
+def test_a_request_beside_one_that_turns_the_whole_batch_is_answered(tmp_path: Path) -> None:
+    """With longrope SGLang rotates all rows of a batch as those of its longest request."""
+    ours = Destination(file=FILE, first_row=0, rows=TOKENS, ids_hash="i", attempt="1")
+    recorder = _running(tmp_path, Model(Pair))
+    asked = SimpleNamespace(
+        extend_prefix_lens_cpu=[0, 90],
+        extend_seq_lens_cpu=[TOKENS, 11],
+        input_ids=torch.arange(TOKENS + 11),
+    )
+    rows = torch.zeros(TOKENS + 11, 3, 8)
+    for switch, refused in ((101, False), (100, True), (None, False)):
+        recorder._switch = switch
+        reading = Reading((0, 2, 4), rows=rows)
+        answer = recorder._record(asked, [ours, None], reading, torch.zeros(TOKENS + 11, 8))[0]
+        assert ("a request of 101 tokens is in the same batch" in answer.get("error", "")) == refused
+
+
 @pytest.mark.parametrize("file", ["../a", ".building/\0", ".building/\ud800", "x" * 5000, ""])
 def test_a_path_that_cannot_be_written_is_answered(tmp_path: Path, file: str) -> None:
     ours = Destination(file=file, first_row=0, rows=5, ids_hash="i", attempt="1")
