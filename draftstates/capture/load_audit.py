@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import importlib
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +25,7 @@ from torch.utils._pytree import tree_map
 from draftstates.capture import numbers, plugin
 from draftstates.capture.files import is_trusted
 from draftstates.capture.settings import CaptureSettings
+from draftstates.capture.weights import stored
 from draftstates.files import publish_json
 from draftstates.model import unused
 from draftstates.model.folder import ModelFolder
@@ -141,13 +143,14 @@ def audited(
     """
     findings, made = Findings(), {}
     before, given = {}, {}
-    for name, parameter in model.named_parameters():
-        before[name] = parameter.data_ptr()
-        if not parameter.is_meta and parameter.numel():
-            small = parameter.numel() <= _SMALL
-            kept = parameter if small else parameter[(-1,) * parameter.ndim]
-            made[name] = kept.detach().clone()
-            _bits(parameter).fill_(_pattern(parameter))
+    parameters = {name for name, _ in model.named_parameters()}
+    for name, tensor in _fillable(model):
+        before[name] = tensor.data_ptr()
+        if not tensor.is_meta and tensor.numel():
+            # A buffer may hold what its module has computed.
+            whole = name not in parameters or tensor.numel() <= _SMALL
+            made[name] = (tensor if whole else tensor[(-1,) * tensor.ndim]).detach().clone()
+            _bits(tensor).fill_(_pattern(tensor))
 
     def follow() -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in weights:
@@ -159,8 +162,9 @@ def audited(
             yield name, _watch(tensor, [name], findings)
 
     load(follow())
-    for name, parameter in model.named_parameters():
-        data = parameter.data
+    filled, unfilled_buffers = set(), {}
+    for name, tensor in _fillable(model):
+        data = tensor.data
         if data.data_ptr() != before.get(name):
             # A loader made the tensor itself the parameter's data.
             findings.read |= {given.get((data.data_ptr(), data.numel()))} - {None}
@@ -168,13 +172,37 @@ def audited(
             _put_back(tail, made.get(name))
         left = _unfilled(data)
         if not left:
+            filled.add(_in_any_layer(name))
             continue
         first_alone = _is_first_slot_alone(name, data, left)
         _put_back(data, made.get(name))
-        if not first_alone:
-            findings.unfilled[name] = f"{left:,} of {data.numel():,}"
+        said = f"{left:,} of {data.numel():,}"
+        if name not in parameters:
+            unfilled_buffers[name] = said
+        elif not first_alone:
+            findings.unfilled[name] = said
+    findings.unfilled |= {
+        name: said
+        for name, said in unfilled_buffers.items()
+        # Else the module computes it.
+        if _in_any_layer(name) in filled
+    }
     findings.heads.clear()
     return findings
+
+
+def _fillable(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what a checkpoint may fill: parameters, and buffers that hold numbers."""
+    for name, tensor in stored(model):
+        if isinstance(tensor, torch.nn.Parameter) or (
+            tensor.is_floating_point() and torch.ops.aten.is_non_overlapping_and_dense(tensor)
+        ):
+            yield name, tensor
+
+
+def _in_any_layer(name: str) -> str:
+    """Return a name that the same tensor has in all layers."""
+    return re.sub(r"\d+", "*", name)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -185,9 +213,7 @@ def _pattern(tensor: torch.Tensor) -> int:
     return _OTHER_PATTERNS.get(tensor.dtype, _PATTERN[tensor.element_size()])
 
 
-def _padding(
-    name: str, data: torch.Tensor, head: tuple[int, ...] | None
-) -> list[torch.Tensor]:
+def _padding(name: str, data: torch.Tensor, head: tuple[int, ...] | None) -> list[torch.Tensor]:
     """Return the parts of a layer's experts that only make rows or columns a round number.
 
     SGLang copies all experts of a layer at once, and leaves what lies behind them as it was made.

@@ -135,7 +135,7 @@ def fingerprint(model: torch.nn.Module) -> str | None:
     factors: dict[torch.device, torch.Tensor] = {}
     digest = hashlib.sha256()
     with torch.no_grad():
-        for name, weight in _stored(model):
+        for name, weight in stored(model):
             digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}\0".encode())
             if weight.is_meta or not weight.numel():
                 continue
@@ -151,7 +151,7 @@ def fingerprint(model: torch.nn.Module) -> str | None:
     return digest.hexdigest()
 
 
-def _stored(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def stored(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield parameters, and those buffers that a checkpoint may hold."""
     yield from model.named_parameters()
     for prefix, module in model.named_modules():

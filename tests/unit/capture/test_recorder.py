@@ -85,7 +85,9 @@ def test_a_request_beside_one_that_turns_the_whole_batch_is_answered(tmp_path: P
         recorder._switch = switch
         reading = Reading((0, 2, 4), rows=rows)
         answer = recorder._record(asked, [ours, None], reading, torch.zeros(TOKENS + 11, 8))[0]
-        assert ("a request of 101 tokens is in the same batch" in answer.get("error", "")) == refused
+        assert (
+            "a request of 101 tokens is in the same batch" in answer.get("error", "")
+        ) == refused
 
 
 @pytest.mark.parametrize("file", ["../a", ".building/\0", ".building/\ud800", "x" * 5000, ""])

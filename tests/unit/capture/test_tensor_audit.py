@@ -162,6 +162,34 @@ def experts() -> dict[str, torch.Tensor]:
     }
 
 
+class Scaled(torch.nn.Module):
+    """Layers with a buffer that the checkpoint fills, as Gemma 4's, and one that is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Module() for _ in range(3))
+        for layer in self.layers:
+            layer.register_buffer("layer_scalar", torch.ones(1))
+            layer.register_buffer("computed", torch.arange(3.0))
+            layer.register_buffer("cache", torch.arange(2.0), persistent=False)
+
+    def load_weights(self, weights) -> None:  # noqa: ANN001
+        for name, tensor in weights:
+            self.get_buffer(name).fill_(tensor.item())
+
+
+def test_a_buffer_that_is_filled_in_other_layers_is_missing_in_one() -> None:
+    model = Scaled()
+    tensors = {f"layers.{k}.layer_scalar": torch.tensor([0.5]) for k in (0, 2)}
+    found = audited(model.load_weights, model, tensors.items())
+    assert found.unfilled == {"layers.1.layer_scalar": "1 of 1"}
+    assert [layer.layer_scalar.item() for layer in model.layers] == [0.5, 1, 0.5]
+    assert all(layer.computed.tolist() == [0, 1, 2] for layer in model.layers)
+    assert all(layer.cache.tolist() == [0, 1] for layer in model.layers)
+    model = Scaled()
+    assert audited(model.load_weights, model, []).unfilled == {}
+
+
 def test_padding_of_experts_holds_what_sglang_made_it_with(tmp_path: Path) -> None:
     model = Experts()
     found = audited(model.load_weights, model, experts().items())

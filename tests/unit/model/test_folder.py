@@ -296,7 +296,9 @@ def test_samples_beyond_the_length_that_turns_a_whole_batch_are_refused(tmp_path
     lengths = {"max_position_embeddings": 640, "rope_scaling": rope}
     folder = make(tmp_path / "a", config=lengths).path
     check_model(configured(folder, max_tokens=40))
-    with pytest.raises(UserError, match=r"data.max_tokens: expected at most 40, found 41.*longrope"):
+    with pytest.raises(
+        UserError, match=r"data.max_tokens: expected at most 40, found 41.*longrope"
+    ):
         check_model(configured(folder, max_tokens=41))
 
 
