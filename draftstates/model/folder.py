@@ -359,9 +359,9 @@ def check_model(config: Configuration) -> None:
             check_reusable(model.config, origin=model.config_path)
         if config.model.trust_remote_code and (other := [x for x in model.code if "--" in x]):
             raise UserError(
-                f"{model.config_path}: auto_map names code of another repository ({other[0]}), which"
-                " the capture key does not cover: put its Python files into the folder, and name"
-                " them in auto_map without what stands before --"
+                f"{model.config_path}: auto_map names code of another repository ({other[0]}),"
+                " which the capture key does not cover: put its Python files into the folder, and"
+                " name them in auto_map without what stands before --"
             )
         if config.capture.final_norm == "pre_norm":
             final_norm(model.text, origin=model.config_path)
@@ -388,7 +388,7 @@ def _check_context(config: Configuration, model: ModelFolder) -> None:
     switch = switch_length(model.text)
     if switch and config.data.max_tokens > switch:
         raise UserError(
-            f"data.max_tokens: expected at most {switch:,}, found {config.data.max_tokens:,}: beyond"
-            f" that {model.config_path} rotates all positions otherwise (longrope), which SGLang"
-            " does for a whole batch, so that a sample's rows would depend on other samples"
+            f"data.max_tokens: expected at most {switch:,}, found {config.data.max_tokens:,}:"
+            f" beyond that {model.config_path} rotates all positions otherwise (longrope), which"
+            " SGLang does for a whole batch, so that a sample's rows would depend on other samples"
         )

@@ -202,6 +202,8 @@ FAMILIES: dict[str, Family] = {
         head_dim=16,
         query_pre_attn_scalar=16,
         num_hidden_layers=4,
+        # SGLang caps logits by a kernel for a GPU.
+        final_logit_softcapping=None,
         written={"hidden_act": "gelu_pytorch_tanh"},
         **_ONE,
     ),
@@ -219,17 +221,30 @@ FAMILIES: dict[str, Family] = {
         n_group=1,
         topk_group=1,
         rope_scaling=_YARN,
-    ),
-    "minimax_m2": _family(
-        "minimax_m2",
-        head_dim=16,
-        num_local_experts=8,
-        num_experts_per_tok=2,
-        intermediate_size=32,
-        written={"scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True},
+        written={
+            "moe_layer_freq": 1,
+            "scoring_func": "softmax",
+            "norm_topk_prob": False,
+            "num_nextn_predict_layers": 0,
+        },
     ),
     "hy_v3": _family(
-        "hy_v3", **_MOE, head_dim=16, num_shared_experts=1, written={"route_norm": True}
+        "hy_v3",
+        **_MOE,
+        head_dim=16,
+        num_shared_experts=1,
+        written={"route_norm": True, "qk_norm": True, "first_k_dense_replace": 1},
+    ),
+    "gemma4_text": _family(
+        "gemma4_text",
+        tie_word_embeddings=True,
+        head_dim=16,
+        global_head_dim=16,
+        num_hidden_layers=6,
+        hidden_size_per_layer_input=0,
+        vocab_size_per_layer_input=VOCABULARY,
+        num_kv_shared_layers=0,
+        final_logit_softcapping=None,
     ),
     "glm4_moe_lite": _family(
         "glm4_moe_lite",
