@@ -72,6 +72,7 @@ NUMBERS = (
     *("output_mult", "mup_scale_factor", "output_soft_cap_temp"),
 )
 
+HEAD_BIAS = "SGLang leaves the bias of its head out, so that it predicts other tokens"
 # What no tap can read, by the key of `config.json` that tells it, or by the model's type or class.
 REFUSED_KEYS = {
     "hc_count": "its residual stream is several streams that its layers mix (hyper-connections)",
@@ -80,9 +81,12 @@ REFUSED_KEYS = {
     "mhc": "its residual stream is several streams that its layers mix (hyper-connections)",
     "loop_num": "its layers run several times for a token, so that r_k has several values",
     "num_loops": "its layers run several times for a token, so that r_k has several values",
+    "lm_head_bias": HEAD_BIAS,
 }
 REFUSED_TYPES = {
     "Grok1ForCausalLM": "its norms are fused across layers, so that no module is given r_N",
+    "gptj": HEAD_BIAS,
+    "phi": HEAD_BIAS,
     "Grok1ModelForCausalLM": "its norms are fused across layers, so that no module is given r_N",
     "hrm_text": "its layers run several times for a token, so that r_k has several values",
     "iquestloopcoder": "its layers run several times for a token, so that r_k has several values",
