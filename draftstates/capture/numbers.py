@@ -10,6 +10,7 @@ import json
 import os
 import re
 import uuid
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,7 @@ _KERNELS = (
     "attn_dp_size",
     "ep_size",
 )
+_PLUGINS = "sglang.srt.plugins"
 # Keys of the model's configuration that SGLang sets from its arguments.
 _FROM_ARGUMENTS = frozenset(
     (
@@ -308,6 +310,7 @@ def settings(runner: Any, *, spec: CaptureSpec, compared: str) -> dict[str, dict
     kernels = {name: values[name] for name in _KERNELS if name in values}
     # Its keys differ between versions of transformers, which all hold the file's values.
     kernels["config.json"] = compared
+    kernels["plugins"] = sorted(each.name for each in entry_points(group=_PLUGINS))
     kernels["model_class"] = f"{type(runner.model).__module__}.{type(runner.model).__qualname__}"
     return {
         "numbers": {name: _text(value) for name, value in numbers.items()},

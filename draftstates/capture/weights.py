@@ -2,7 +2,8 @@
 has passed.
 
 An update is noticed in SGLang's own methods, whichever route it came by. A self-test after it
-is served only where the weights are, by a checksum of all of them, those that were loaded.
+is served only where the weights are, by a checksum of all of them, those that were loaded; where
+they are spread over several ranks, the server must be started again.
 """
 
 import contextlib
@@ -40,10 +41,11 @@ class Weights:
     Args:
         model: the loaded model.
         root: the folder below which the server writes; the self-test leaves its mark there.
+        ranks: how many ranks hold the model together. Of several each sees its own part alone.
     """
 
-    def __init__(self, model: torch.nn.Module, *, root: Path) -> None:
-        self._model, self._root = model, root
+    def __init__(self, model: torch.nn.Module, *, root: Path, ranks: int = 1) -> None:
+        self._model, self._root, self._ranks = model, root, ranks
         self._loaded = fingerprint(model)
         self._updates = 0
         self._updating = False
@@ -90,6 +92,11 @@ class Weights:
             return (
                 f"the weights were changed by {self._update} since the self-test: nothing is"
                 " captured until a new self-test has passed; start the server again"
+            )
+        if self._ranks > 1:
+            return (
+                f"the weights were changed by {self._update}, and are spread over {self._ranks}"
+                " ranks, of which this one knows its own alone: start the server again"
             )
         if self._same is None:
             self._same = self._loaded is not None and fingerprint(self._model) == self._loaded

@@ -36,11 +36,15 @@ from draftstates.capture.load_audit import Findings, LoadAudit  # noqa: E402
 from draftstates.capture.own_capture import OwnCapture  # noqa: E402
 from draftstates.capture.stack import find_stack, first  # noqa: E402
 from draftstates.capture.taps import Taps  # noqa: E402
+from draftstates.errors import UserError  # noqa: E402
 from draftstates.extract.protocol import SELF_TEST, Destination  # noqa: E402
 from draftstates.model import family as conventions  # noqa: E402
+from draftstates.model.digest import capture_spec  # noqa: E402
 from draftstates.model.final_norm import FinalNorm  # noqa: E402
 from draftstates.model.folder import ModelFolder  # noqa: E402
 from draftstates.model.head import read_head  # noqa: E402
+from draftstates.shards.selftest_rows import Prompt, SelftestRows  # noqa: E402
+from draftstates.verify.parity.check import Asked, check_parity  # noqa: E402
 
 _LENGTHS = (9, 40)
 _SECONDS = 120
@@ -242,7 +246,29 @@ def run(name: str, work: Path) -> dict[str, Any]:
         row_distances(expected[1][f"r_{k}"], expected[1][f"r_{k + 1}"]).median().item()
         for k in range(opened.num_layers)
     )
-    return {"distances": distances, "neighbours": neighbours, "own": own.reason}
+    rows = slice(_LENGTHS[0], sum(_LENGTHS))
+    states = {f"r_{k}": reading.every[k][rows] for k in reading.every}
+    parity = by_parity(opened, samples[1], {**states, "post_norm": final[rows]})
+    return {
+        "distances": distances,
+        "neighbours": neighbours,
+        "own": own.reason,
+        "parity": parity,
+    }
+
+
+def by_parity(model: ModelFolder, ids: torch.Tensor, states: dict[str, torch.Tensor]) -> str:
+    """Return what a run's own comparison with the checkpoint says of a prompt's rows."""
+    section = {"residual_layers": list(_CAPTURED), "final_norm": "post_norm"}
+    dtypes = {"stored_dtype": "float32", "compute_dtype": "float32"}
+    spec = capture_spec(model, name=None, capture={**section, **dtypes})
+    prompt = Prompt(input_ids=ids.int(), positions=torch.arange(len(ids)), states=states)
+    rows = SelftestRows(id="rows", capture_key=spec.key, prompts=(prompt,))
+    asked = Asked(tokens=256, layers=None, code="0")
+    try:
+        return check_parity(rows, spec=spec, model=model, asked=asked).result
+    except UserError as error:
+        return str(error)
 
 
 def from_files(
