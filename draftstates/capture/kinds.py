@@ -13,7 +13,6 @@ import torch
 from draftstates.capture.seams import find
 from draftstates.model.family import HEAD_BIAS, LogitForm
 
-
 _HEAD = "ParallelLMHead"
 
 

@@ -81,12 +81,12 @@ REFUSED_KEYS = {
     "mhc": "its residual stream is several streams that its layers mix (hyper-connections)",
     "loop_num": "its layers run several times for a token, so that r_k has several values",
     "num_loops": "its layers run several times for a token, so that r_k has several values",
-    "lm_head_bias": HEAD_BIAS,
 }
 REFUSED_TYPES = {
     "Grok1ForCausalLM": "its norms are fused across layers, so that no module is given r_N",
     "gptj": HEAD_BIAS,
     "phi": HEAD_BIAS,
+    "phimoe": HEAD_BIAS,
     "Grok1ModelForCausalLM": "its norms are fused across layers, so that no module is given r_N",
     "hrm_text": "its layers run several times for a token, so that r_k has several values",
     "iquestloopcoder": "its layers run several times for a token, so that r_k has several values",

@@ -171,7 +171,7 @@ def test_a_mup_scale_before_the_head_is_read() -> None:
         ({"architectures": ["DFlashDraftModel"]}, "no head|a drafter"),
         ({"model_type": "nanbeige"}, "run several times"),
         ({"model_type": "phi"}, "bias of its head"),
-        ({"model_type": "phimoe", "lm_head_bias": True}, "bias of its head"),
+        ({"model_type": "phimoe"}, "bias of its head"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rotary angles at every length"),
         ({"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}, "rotary angles"),
         ({"model_type": "qwen4_exp", "text_config": {"hc_count": 4}}, "hyper-connections"),
