@@ -46,8 +46,11 @@ class Admission:
     ) -> None:
         """Watch the loaded weights, on the rank that writes."""
         if _writes(runner):
+            from sglang.srt.distributed import get_tp_group
+
             self._runner = runner
-            self._weights = Weights(runner.model, root=self._settings.root)
+            ranks = get_tp_group().world_size
+            self._weights = Weights(runner.model, root=self._settings.root, ranks=ranks)
             watch(self._weights, runner.model)
 
     def refusal(self, destination: Destination) -> str | None:

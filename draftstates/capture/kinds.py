@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from draftstates.capture.seams import find
-from draftstates.model.family import LogitForm
+from draftstates.model.family import HEAD_BIAS, LogitForm
+
+_HEAD = "ParallelLMHead"
 
 
 def unreachable(runner: Any, parallel: Any) -> Iterator[str]:
@@ -51,16 +53,20 @@ def unreachable(runner: Any, parallel: Any) -> Iterator[str]:
 
 
 def check_logits(model: torch.nn.Module, expected: LogitForm) -> None:
-    """Refuse a model whose logits are scaled or capped in another way than its `config.json` says.
+    """Refuse a model whose logits are scaled or capped in another way than its `config.json` says,
+    or whose head has a bias, which SGLang loads and leaves out.
 
     Args:
         model: the loaded model.
         expected: `family.logits` of the model's configuration.
 
     Raises:
-        SystemExit: names both forms.
+        SystemExit: names both forms, or the bias.
     """
-    for module in model.modules():
+    for name, module in model.named_modules():
+        bias = getattr(module, "bias", None)
+        if type(module).__name__ == _HEAD and bias is not None and bool(bias.any()):
+            raise SystemExit(f"draftstates: {name}.bias: {HEAD_BIAS}")
         if not hasattr(module, "logit_scale") or not hasattr(module, "final_logit_softcapping"):
             continue
         scale = module.logit_scale

@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import importlib
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,19 +25,25 @@ from torch.utils._pytree import tree_map
 from draftstates.capture import numbers, plugin
 from draftstates.capture.files import is_trusted
 from draftstates.capture.settings import CaptureSettings
+from draftstates.capture.weights import stored
 from draftstates.files import publish_json
 from draftstates.model import unused
 from draftstates.model.folder import ModelFolder
-from draftstates.model.unused import is_kv_scale, why_unused
+from draftstates.model.unused import is_kv_scale, is_made, why_unused
 
 # A NaN as float8_e4m3fn, bfloat16 (and float16), float32 and float64, by the bytes of an element.
 _PATTERN = {1: 0x7F, 2: 0x7FA5, 4: 0x7FA5A5A5, 8: 0x7FA5A5A5A5A5A5A5}
+# The NaN of scales that are powers of two, also where they are held as bytes; and the one integer
+# that weights rounded to both sides of 0 leave out.
+_OTHER_PATTERNS = {torch.float8_e8m0fnu: -1, torch.uint8: -1, torch.int8: -128}
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Packed integers may hold the pattern by chance.
-_INTEGER_SHARE = 0.1
+# Packed integers may hold the pattern by chance: so large a share, by the bytes of an element.
+_INTEGER_SHARE = {1: 0.02}
+_RARELY = 1e-4
 _COPIES = ("copy_", "__setitem__", "set_", "add_", "index_copy_")
 _VALUES = ("item", "tolist", "__float__", "__int__", "numpy")
-# Parameters of so many elements are kept as they were made, for those that no tensor fills.
+# Parameters of so many elements are kept as they were made, for those that no tensor fills. Of
+# larger ones the last element is kept: what SGLang makes as padding has one value.
 _SMALL = 1 << 16
 # A fused layer has a scale for each part; a checkpoint of fused layers fills the first alone.
 _SCALE_SLOTS = 16
@@ -57,11 +64,14 @@ class Findings:
         seen: names of the tensors that the loader gave to the model.
         read: names of those that were copied into something.
         unfilled: by parameter, the elements that no tensor filled, such as `32 of 64`.
+        heads: shapes of the matrices and stacks that were copied, by their address in memory,
+            while the model is loaded.
     """
 
     seen: set[str] = dataclasses.field(default_factory=set)
     read: set[str] = dataclasses.field(default_factory=set)
     unfilled: dict[str, str] = dataclasses.field(default_factory=dict)
+    heads: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of_ranks(cls, ranks: Iterable["Findings"]) -> "Findings":
@@ -99,6 +109,8 @@ class _Watched(torch.Tensor):
         if into or called in _VALUES:
             with _LOCK:
                 findings.read |= names
+                if called == "copy_" and target.ndim > 1:
+                    findings.heads[target.data_ptr()] = tuple(target.shape)
             return out
         if target is not None and not isinstance(target, _Watched) and called.endswith("_"):
             return out
@@ -131,65 +143,124 @@ def audited(
     """
     findings, made = Findings(), {}
     before, given = {}, {}
-    for name, parameter in model.named_parameters():
-        before[name] = parameter.data_ptr()
-        if parameter.numel() <= _SMALL:
-            made[name] = parameter.detach().clone()
-        if not parameter.is_meta:
-            _bits(parameter).fill_(_PATTERN[parameter.element_size()])
+    parameters = {name for name, _ in model.named_parameters()}
+    for name, tensor in _fillable(model):
+        before[name] = tensor.data_ptr()
+        if not tensor.is_meta and tensor.numel():
+            # A buffer may hold what its module has computed.
+            whole = name not in parameters or tensor.numel() <= _SMALL
+            made[name] = (tensor if whole else tensor[(-1,) * tensor.ndim]).detach().clone()
+            _bits(tensor).fill_(_pattern(tensor))
 
     def follow() -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in weights:
             findings.seen.add(name)
+            if name.endswith(".bias") and not tensor.any():
+                # Nothing is lost of it: checkpoints of GPTQ have such for layers without biases.
+                findings.read.add(name)
             given[tensor.data_ptr(), tensor.numel()] = name
             yield name, _watch(tensor, [name], findings)
 
     load(follow())
-    for name, parameter in model.named_parameters():
-        data = parameter.data
+    filled, unfilled_buffers = set(), {}
+    for name, tensor in _fillable(model):
+        data = tensor.data
         if data.data_ptr() != before.get(name):
             # A loader made the tensor itself the parameter's data.
             findings.read |= {given.get((data.data_ptr(), data.numel()))} - {None}
+        for tail in _padding(name, data, findings.heads.get(data.data_ptr())):
+            _put_back(tail, made.get(name))
         left = _unfilled(data)
         if not left:
+            filled.add(_in_any_layer(name))
             continue
         first_alone = _is_first_slot_alone(name, data, left)
         _put_back(data, made.get(name))
-        if not first_alone:
-            findings.unfilled[name] = f"{left:,} of {data.numel():,}"
+        said = f"{left:,} of {data.numel():,}"
+        if name not in parameters:
+            unfilled_buffers[name] = said
+        elif not first_alone:
+            findings.unfilled[name] = said
+    findings.unfilled |= {
+        name: said
+        for name, said in unfilled_buffers.items()
+        # Else the module computes it.
+        if _in_any_layer(name) in filled
+    }
+    findings.heads.clear()
     return findings
+
+
+def _fillable(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what a checkpoint may fill: parameters, and buffers that hold numbers."""
+    for name, tensor in stored(model):
+        if isinstance(tensor, torch.nn.Parameter) or (
+            tensor.is_floating_point() and torch.ops.aten.is_non_overlapping_and_dense(tensor)
+        ):
+            yield name, tensor
+
+
+def _in_any_layer(name: str) -> str:
+    """Return a name that the same tensor has in all layers."""
+    return re.sub(r"\d+", "*", name)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().view(_INTEGERS[tensor.element_size()])
 
 
+def _pattern(tensor: torch.Tensor) -> int:
+    return _OTHER_PATTERNS.get(tensor.dtype, _PATTERN[tensor.element_size()])
+
+
+def _padding(name: str, data: torch.Tensor, head: tuple[int, ...] | None) -> list[torch.Tensor]:
+    """Return the parts of a layer's experts that only make rows or columns a round number.
+
+    SGLang copies all experts of a layer at once, and leaves what lies behind them as it was made.
+
+    Args:
+        name: the parameter's name.
+        data: the parameter, loaded.
+        head: the shape that was copied to its beginning; None where none was.
+    """
+    of_experts = data.ndim == 3 or (data.ndim == 2 and name.endswith("_bias"))
+    if not of_experts or head is None or len(head) != data.ndim or head[0] != data.shape[0]:
+        return []
+    tails = [
+        data.narrow(d, size, data.shape[d] - size)
+        for d, size in enumerate(head)
+        if size < data.shape[d]
+    ]
+    untouched = all(bool((_bits(tail) == _pattern(tail)).all()) for tail in tails)
+    return tails if untouched else []
+
+
 def _unfilled(tensor: torch.Tensor) -> int:
     """Return how many elements hold the pattern; 0 where chance explains them."""
     if tensor.is_meta or not tensor.numel():
         return 0
-    bits, pattern = _bits(tensor), _PATTERN[tensor.element_size()]
+    bits, pattern = _bits(tensor), _pattern(tensor)
     blocks = bits.reshape(-1).split(_BLOCK)
     left = sum(int((block == pattern).sum()) for block in blocks)
-    chance = 0 if tensor.is_floating_point() else _INTEGER_SHARE * tensor.numel()
-    return left if left > chance else 0
+    share = 0 if tensor.is_floating_point() else _INTEGER_SHARE.get(tensor.element_size(), _RARELY)
+    return left if left > share * tensor.numel() else 0
 
 
 def _is_first_slot_alone(name: str, data: torch.Tensor, left: int) -> bool:
     """Return whether exactly the first slot of a fused per-tensor scale is filled."""
     if not name.endswith("_scale") or data.ndim != 1 or data.numel() > _SCALE_SLOTS:
         return False
-    filled = int(_bits(data)[0]) != _PATTERN[data.element_size()]
+    filled = int(_bits(data)[0]) != _pattern(data)
     return filled and left == data.numel() - 1
 
 
 def _put_back(tensor: torch.Tensor, made: torch.Tensor | None) -> None:
-    """Give the unfilled elements the values that they were made with, or zeros."""
-    unfilled = _bits(tensor) == _PATTERN[tensor.element_size()]
-    if made is None or made.shape != tensor.shape:
-        tensor[unfilled] = 0
-    else:
-        tensor[unfilled] = made[unfilled]
+    """Give the unfilled elements the values that they were made with, or the last one's."""
+    if made is None or made.element_size() != tensor.element_size():
+        return
+    bits, kept = _bits(tensor), _bits(made)
+    unfilled = bits == _pattern(tensor)
+    bits[unfilled] = kept[unfilled] if kept.shape == bits.shape else kept.flatten()[-1]
 
 
 def faults(found: Findings, model: ModelFolder, *, scaled_cache: bool = False) -> list[str]:
@@ -206,6 +277,8 @@ def faults(found: Findings, model: ModelFolder, *, scaled_cache: bool = False) -
     def is_used(name: str, *, scaled: bool) -> bool:
         return not why_unused(name, text=model.text, tied=tied, scaled_cache=scaled)
 
+    ordered = any(name.endswith("g_idx") for name in found.seen)
+
     given = scaled_cache and any(is_kv_scale(name) for name in found.seen)
     unread = [
         f"{name} is in the checkpoint and was not read"
@@ -216,6 +289,7 @@ def faults(found: Findings, model: ModelFolder, *, scaled_cache: bool = False) -
         f"{name} is in the model and was not filled ({left} elements)"
         for name, left in sorted(found.unfilled.items())
         if is_used(name, scaled=given)
+        and not is_made(name, ordered=ordered, quantised=model.quantization is not None)
     ]
     return unread + unfilled
 

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import uuid
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 
 from draftstates.capture import arguments
 from draftstates.engine import flags, variables
+from draftstates.model.folder import ModelFolder
 from draftstates.spec import CaptureSpec
 
 # Stands for the digest of a model whose weights a server makes up (`--load-format dummy`), for
@@ -33,7 +35,8 @@ _FORMATS = (
     "kv_cache_dtype",
     "model_impl",
     "load_format",
-    # Code in the model's folder, which its digest covers, may be run or not.
+    # Code in the model's folder, which its digest covers, may be run or not: the self-test holds
+    # it against model.trust_remote_code.
     "trust_remote_code",
     "torchao_config",
     "modelopt_quant",
@@ -75,6 +78,7 @@ _KERNELS = (
     "attn_dp_size",
     "ep_size",
 )
+_PLUGINS = "sglang.srt.plugins"
 # Keys of the model's configuration that SGLang sets from its arguments.
 _FROM_ARGUMENTS = frozenset(
     (
@@ -300,9 +304,13 @@ def settings(runner: Any, *, spec: CaptureSpec, compared: str) -> dict[str, dict
         "engine_env": list(spec.engine_env),
     }
     numbers |= {name: values[name] for name in _FORMATS if name in values and name not in numbers}
+    if not ModelFolder(Path(runner.server_args.model_path)).code:
+        # there is no code that may be run or not
+        numbers.pop("trust_remote_code", None)
     kernels = {name: values[name] for name in _KERNELS if name in values}
     # Its keys differ between versions of transformers, which all hold the file's values.
     kernels["config.json"] = compared
+    kernels["plugins"] = sorted(each.name for each in entry_points(group=_PLUGINS))
     kernels["model_class"] = f"{type(runner.model).__module__}.{type(runner.model).__qualname__}"
     return {
         "numbers": {name: _text(value) for name, value in numbers.items()},

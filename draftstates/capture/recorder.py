@@ -32,6 +32,7 @@ from draftstates.extract import protocol
 from draftstates.extract.protocol import Destination
 from draftstates.model import family
 from draftstates.model.folder import ModelFolder
+from draftstates.model.lengths import switch_length
 
 _IDS_BYTES = 4
 _MOST_JUDGED = 64
@@ -50,6 +51,8 @@ class Recorder:
         # Largest distances of the chunks before `start`, of each self-test request under way.
         self._judged: OrderedDict[str, dict[str, float]] = OrderedDict()
         self._writers: Writers | None = None
+        # Tokens of a request beyond which SGLang rotates its whole batch otherwise.
+        self._switch: int | None = None
 
     def after_load_model(
         self, result: object, runner: object, *args: object, **kwargs: object
@@ -84,6 +87,7 @@ class Recorder:
         text = ModelFolder(Path(asked.model_path)).text
         kinds.check_logits(runner.model, family.logits(text))
         self._final_scale = family.final_scale(text)
+        self._switch = switch_length(text)
         if parallel.attn_tp_rank != 0:
             return
         plugin.check_loaded_model(asked, runner.model_config, spec=spec)
@@ -165,14 +169,14 @@ class Recorder:
         """Queue the rows of every request with a destination; return one answer per request."""
         answers: list[dict] = []
         segments: list[tuple[Destination, DestinationFile, int, int, int]] = []
-        at = 0
+        at, misled = 0, reading.error or self._misled(batch)
         for destination, start, length in zip(
             destinations, batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu, strict=False
         ):
             answer: dict = {}
             if destination:
                 answer |= {"plugin": VERSION, "server": numbers.server_name()}
-            if destination and (refusal := self._admission.refusal(destination) or reading.error):
+            if destination and (refusal := self._admission.refusal(destination) or misled):
                 answer["error"] = refusal
                 destination = None
             # A decode step in a mixed batch lies past the sample's end and is not captured.
@@ -189,6 +193,18 @@ class Recorder:
         if segments:
             self._copy(segments, reading.rows, final, batch.input_ids, rows=at)
         return answers
+
+    def _misled(self, batch: object) -> str:
+        """Return why a batch's rows are not those of its requests alone; empty if they are."""
+        spans = zip(batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu, strict=False)
+        longest = max((start + length for start, length in spans), default=0)
+        if self._switch is None or longest <= self._switch:
+            return ""
+        return (
+            f"a request of {longest} tokens is in the same batch, and beyond {self._switch} SGLang"
+            " rotates all positions of a batch otherwise (longrope): send no longer requests to"
+            " this server"
+        )
 
     def _copy(
         self,

@@ -2,7 +2,8 @@
 has passed.
 
 An update is noticed in SGLang's own methods, whichever route it came by. A self-test after it
-is served only where the weights are, by a checksum of all of them, those that were loaded.
+is served only where the weights are, by a checksum of all of them, those that were loaded; where
+they are spread over several ranks, the server must be started again.
 """
 
 import contextlib
@@ -40,10 +41,11 @@ class Weights:
     Args:
         model: the loaded model.
         root: the folder below which the server writes; the self-test leaves its mark there.
+        ranks: how many ranks hold the model together. Of several each sees its own part alone.
     """
 
-    def __init__(self, model: torch.nn.Module, *, root: Path) -> None:
-        self._model, self._root = model, root
+    def __init__(self, model: torch.nn.Module, *, root: Path, ranks: int = 1) -> None:
+        self._model, self._root, self._ranks = model, root, ranks
         self._loaded = fingerprint(model)
         self._updates = 0
         self._updating = False
@@ -91,6 +93,11 @@ class Weights:
                 f"the weights were changed by {self._update} since the self-test: nothing is"
                 " captured until a new self-test has passed; start the server again"
             )
+        if self._ranks > 1:
+            return (
+                f"the weights were changed by {self._update}, and are spread over {self._ranks}"
+                " ranks, of which this one knows its own alone: start the server again"
+            )
         if self._same is None:
             self._same = self._loaded is not None and fingerprint(self._model) == self._loaded
         if not self._same:
@@ -135,7 +142,7 @@ def fingerprint(model: torch.nn.Module) -> str | None:
     factors: dict[torch.device, torch.Tensor] = {}
     digest = hashlib.sha256()
     with torch.no_grad():
-        for name, weight in _stored(model):
+        for name, weight in stored(model):
             digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}\0".encode())
             if weight.is_meta or not weight.numel():
                 continue
@@ -151,7 +158,7 @@ def fingerprint(model: torch.nn.Module) -> str | None:
     return digest.hexdigest()
 
 
-def _stored(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def stored(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield parameters, and those buffers that a checkpoint may hold."""
     yield from model.named_parameters()
     for prefix, module in model.named_modules():

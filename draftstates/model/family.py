@@ -7,7 +7,7 @@ by itself, such as the place of its layers and norms, the plug-in finds there.
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +72,7 @@ NUMBERS = (
     *("output_mult", "mup_scale_factor", "output_soft_cap_temp"),
 )
 
+HEAD_BIAS = "SGLang leaves the bias of its head out, so that it predicts other tokens"
 # What no tap can read, by the key of `config.json` that tells it, or by the model's type or class.
 REFUSED_KEYS = {
     "hc_count": "its residual stream is several streams that its layers mix (hyper-connections)",
@@ -83,6 +84,9 @@ REFUSED_KEYS = {
 }
 REFUSED_TYPES = {
     "Grok1ForCausalLM": "its norms are fused across layers, so that no module is given r_N",
+    "gptj": HEAD_BIAS,
+    "phi": HEAD_BIAS,
+    "phimoe": HEAD_BIAS,
     "Grok1ModelForCausalLM": "its norms are fused across layers, so that no module is given r_N",
     "hrm_text": "its layers run several times for a token, so that r_k has several values",
     "iquestloopcoder": "its layers run several times for a token, so that r_k has several values",
@@ -162,6 +166,20 @@ def with_usual_names(text: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def rope_scalings(text: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield how a language model scales its rotary angles; kinds of layers may differ in it."""
+    for key in ("rope_scaling", "rope_parameters"):
+        found = text.get(key)
+        if isinstance(found, Mapping):
+            yield found
+            yield from (part for part in found.values() if isinstance(part, Mapping))
+
+
+def rope_type(scaling: Mapping[str, Any]) -> object:
+    """Return the name of a scaling of rotary angles; older files call it `type`."""
+    return scaling.get("rope_type", scaling.get("type"))
+
+
 def check_capturable(config: Mapping[str, Any], *, origin: Path) -> None:
     """Refuse a model whose residual stream cannot be captured.
 
@@ -189,6 +207,15 @@ def check_capturable(config: Mapping[str, Any], *, origin: Path) -> None:
     ]
     if config.get("is_encoder_decoder") or text.get("is_encoder_decoder"):
         reasons.append("it has an encoder and a decoder, and one drafter reads one residual stream")
+    # With an alpha both scale always.
+    if any(
+        rope_type(each) == "dynamic" and each.get("factor") != 1 and "alpha" not in each
+        for each in rope_scalings(text)
+    ):
+        reasons.append(
+            "SGLang scales its rotary angles at every length, the model only beyond the original"
+            " one (rope_type dynamic)"
+        )
     # EmbeddingGemma has the class and the type of Gemma 3.
     if text.get("use_bidirectional_attention") is True or text.get("is_causal") is False:
         reasons.append("its attention sees later tokens, so that it predicts no next token")

@@ -29,6 +29,7 @@ from draftstates.model.family import (
     with_usual_names,
 )
 from draftstates.model.layers import chosen_layers
+from draftstates.model.lengths import switch_length
 
 if TYPE_CHECKING:
     import torch
@@ -69,6 +70,9 @@ _KINDS = {
     "architectures": _LIST,
 }
 _LARGEST = 1e15
+_INDEX = "model.safetensors.index.json"
+# Both hold all weights, the first under Mistral's names.
+_TWICE = ("consolidated.safetensors", "model.safetensors")
 _OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
 
 
@@ -177,6 +181,14 @@ class ModelFolder:
         return frozenset(token for token in found if isinstance(token, int))
 
     @property
+    def code(self) -> list[str]:
+        """Return the Python code that transformers and SGLang run if they may: the folder's files,
+        and what `auto_map` of `config.json` names."""
+        files = sorted(file.relative_to(self.path).as_posix() for file in self.path.rglob("*.py"))
+        named = self.config.get("auto_map")
+        return files + (sorted(map(str, named.values())) if isinstance(named, dict) else [])
+
+    @property
     def tokenizer_files(self) -> list[Path]:
         """Return the files that decide tokens and end tokens, by path."""
         return sorted(
@@ -190,8 +202,21 @@ class ModelFolder:
 
     @property
     def weight_files(self) -> list[Path]:
-        """Return the safetensors files, by name."""
+        """Return the safetensors files that engines load, by name.
+
+        They are those that the index names, if there is one. Mistral's folders also hold all
+        weights in one more file, under names of its own.
+        """
         files = sorted(self.path.glob("*.safetensors"))
+        if named := self._indexed_files:
+            if missing := named - {file.name for file in files}:
+                raise UserError(
+                    f"{self.path}: expected the {len(named)} files that {_INDEX} names, found no"
+                    f" {', '.join(sorted(missing)[:3])}: download the model again"
+                )
+            return [file for file in files if file.name in named]
+        if [file.name for file in files] == list(_TWICE):
+            return files[1:]
         if not files:
             others = sorted(
                 file.name for pattern in _OTHER_WEIGHTS for file in self.path.glob(pattern)
@@ -201,6 +226,17 @@ class ModelFolder:
                 f" {', '.join(others) or 'no weights'}: put the model's safetensors files there"
             )
         return files
+
+    @property
+    def _indexed_files(self) -> set[str]:
+        """Return the names of the weight files that the index names; none without an index."""
+        index = self.path / _INDEX
+        if not index.exists():
+            return set()
+        found = _read_mapping(index).get("weight_map")
+        if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
+            raise _wrong(index, "weight_map", "a mapping of tensors to files", found)
+        return set(found.values())
 
     def tensor(self, names: re.Pattern[str]) -> torch.Tensor | None:
         """Return the first tensor whose whole name matches, or None.
@@ -321,6 +357,12 @@ def check_model(config: Configuration) -> None:
         check_capturable(model.config, origin=model.config_path)
         if config.capture.reuse_prefixes:
             check_reusable(model.config, origin=model.config_path)
+        if config.model.trust_remote_code and (other := [x for x in model.code if "--" in x]):
+            raise UserError(
+                f"{model.config_path}: auto_map names code of another repository ({other[0]}),"
+                " which the capture key does not cover: put its Python files into the folder, and"
+                " name them in auto_map without what stands before --"
+            )
         if config.capture.final_norm == "pre_norm":
             final_norm(model.text, origin=model.config_path)
     except UserError as error:
@@ -343,3 +385,10 @@ def _check_context(config: Configuration, model: ModelFolder) -> None:
                 f"data.max_tokens: expected less than {longest:,}, the context length by {origin},"
                 f" found {config.data.max_tokens:,}: longer samples cannot be captured"
             )
+    switch = switch_length(model.text)
+    if switch and config.data.max_tokens > switch:
+        raise UserError(
+            f"data.max_tokens: expected at most {switch:,}, found {config.data.max_tokens:,}:"
+            f" beyond that {model.config_path} rotates all positions otherwise (longrope), which"
+            " SGLang does for a whole batch, so that a sample's rows would depend on other samples"
+        )

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from draftstates.model.family import rope_scalings, rope_type
+
 # Keys of `config.json` whose value is such a length, in any family, at any depth.
 _LENGTHS = re.compile(
     r"(\w+_)?(sliding|attention|local)?_?window(_size|_sizes|_length)?"
@@ -41,6 +43,27 @@ class Reach:
     beyond: dict[str, int]
 
 
+def switch_length(text: Mapping[str, Any]) -> int | None:
+    """Return the tokens beyond which all positions of a prompt are rotated otherwise, or None.
+
+    LongRoPE has two sets of factors. SGLang takes the set for long prompts for a whole batch as
+    soon as one of its positions lies beyond the length: then a short prompt's rows depend on its
+    neighbours in the batch, and those of a long prompt on where its chunks end.
+
+    Args:
+        text: the language model's part of `config.json`.
+    """
+    longest = text.get("max_position_embeddings")
+    for scaling in rope_scalings(text):
+        key = "original_max_position_embeddings"
+        original = scaling.get(key, text.get(key))
+        if rope_type(scaling) not in ("longrope", "su") or type(original) is not int:
+            continue
+        if not isinstance(longest, int) or original < longest:
+            return original
+    return None
+
+
 def prompt_length(text: Mapping[str, Any], *, most: int) -> int:
     """Return the tokens of a prompt that goes beyond every length at which a model changes.
 
@@ -48,7 +71,7 @@ def prompt_length(text: Mapping[str, Any], *, most: int) -> int:
         text: the language model's part of `config.json`.
         most: tokens that a prompt may have; lengths that do not fit are left out.
     """
-    room = min(most, text.get("max_position_embeddings") or most)
+    room = min(most, text.get("max_position_embeddings") or most, switch_length(text) or most)
     fits = [value for value in lengths_that_matter(text).values() if value + SHORT <= room]
     return min(room, max(USUAL, max(fits, default=0) + SHORT))
 

@@ -21,8 +21,13 @@ _OTHER_MODALITY = re.compile(
     r"(^|\.)(vision|visual|image|audio|speech|video|vit|vq|siglip|aligner|connector"
     r"|mm_projector|multi_modal_projector|embed_vision|embed_audio|patch_merger)\w*\."
 )
+# Of a quantised layer: the order of its columns, which older checkpoints permute, and what the
+# engine makes of it; and the scales of numbers that the engine itself rounds.
+_ORDER, _MADE_ORDER = "g_idx", "g_idx_sort_indices"
+_NUMBERS_SCALE = re.compile(r"(^|[._])(weight|input)_scale(_inv|_2)?$")
 # The first list of layers in a name: what stands after it is a part of a layer.
 _LIST = re.compile(r"(^|\.)(layers?|h|blocks?)\.\d+\.")
+_DRAFTING = re.compile(r"nextn|mtp")
 _LAYER = re.compile(r"(^|\.)layers\.(\d+)\.")
 _HEAD = re.compile(r"(^|\.)lm_head\.\w+$")
 
@@ -30,6 +35,25 @@ _HEAD = re.compile(r"(^|\.)lm_head\.\w+$")
 def is_kv_scale(name: str) -> bool:
     """Return whether a tensor is a scale of the KV cache."""
     return _KV_SCALE.search(name) is not None
+
+
+def _drafting(text: Mapping[str, Any]) -> int:
+    """Return how many layers behind the last one predict further tokens, by the configuration."""
+    named = (value for key, value in text.items() if _DRAFTING.search(key))
+    return max((value for value in named if type(value) is int), default=0)
+
+
+def is_made(name: str, *, ordered: bool, quantised: bool) -> bool:
+    """Return whether the engine makes a parameter after loading, where no tensor fills it.
+
+    Args:
+        name: the parameter's name in the loaded model.
+        ordered: whether the checkpoint permutes columns of quantised layers.
+        quantised: whether the checkpoint is quantised.
+    """
+    if name.endswith(_ORDER):
+        return not ordered
+    return name.endswith(_MADE_ORDER) or (not quantised and bool(_NUMBERS_SCALE.search(name)))
 
 
 def why_unused(
@@ -47,7 +71,7 @@ def why_unused(
         return "tied head"
     layers = text.get("num_hidden_layers")
     number = _LAYER.search(name)
-    if layers and number and int(number[2]) >= layers:
+    if layers and number and 0 <= int(number[2]) - layers < _drafting(text):
         return "draft layers"
     if is_kv_scale(name) and not scaled_cache:
         return "scale of the KV cache"

@@ -52,6 +52,7 @@ def server_settings(config: Configuration, *, spec: CaptureSpec, plan: Path) -> 
     selftest += ["--address", "{address}", "--plan", str(plan.resolve())]
     selftest += ["--model", str(config.model.path.resolve()), "--root", str(results)]
     selftest += ["--parity-tokens", str(config.checks.parity_tokens)]
+    selftest += ["--trust-remote-code"] if config.model.trust_remote_code else []
     selftest += ["--radix-cache"] if config.capture.reuse_prefixes else []
     selftest += ["--output", str(attestation_path(config))]
     return _settings(

@@ -51,6 +51,26 @@ def agreed_server(names: Sequence[str | None]) -> str:
     return found.pop()
 
 
+def check_code(settings: dict[str, dict[str, str]], *, trust_remote_code: bool) -> None:
+    """Refuse a server that runs the Python code in the model's folder where the configuration does
+    not allow it, or does not run it where the configuration does.
+
+    Args:
+        settings: those of the server. They say nothing of code where the folder has none.
+        trust_remote_code: the configuration's `model.trust_remote_code`.
+
+    Raises:
+        UserError: names the setting, and what the server has.
+    """
+    found = settings.get(_HELD, {}).get("trust_remote_code", str(trust_remote_code))
+    if found != str(trust_remote_code):
+        raise UserError(
+            f"model.trust_remote_code: expected a server with {trust_remote_code}, found {found}:"
+            " the model's folder holds Python code, which makes another model. Start the server"
+            f" {'with' if trust_remote_code else 'without'} --trust-remote-code, or change the key"
+        )
+
+
 def check_agreement(
     settings: dict[str, dict[str, str]], *, capture_key: str, attestations: Iterable[Path]
 ) -> None:

@@ -25,7 +25,7 @@ from draftstates.extract.staging import building_folder, remove_empty
 from draftstates.files import publish_json
 from draftstates.model.digest import check_content
 from draftstates.model.folder import ModelFolder
-from draftstates.model.lengths import SHORT, prompt_length
+from draftstates.model.lengths import SHORT, prompt_length, switch_length
 from draftstates.paths import Results
 from draftstates.plan.shard_tokens import ShardTokens
 from draftstates.records import Plan, PlannedChecks, PlannedShard
@@ -35,7 +35,12 @@ from draftstates.shards import layout
 from draftstates.shards.layout import Shard
 from draftstates.spec import CaptureSpec
 from draftstates.verify import opinions
-from draftstates.verify.agreement import agreed_server, agreed_settings, check_agreement
+from draftstates.verify.agreement import (
+    agreed_server,
+    agreed_settings,
+    check_agreement,
+    check_code,
+)
 from draftstates.verify.kept_rows import keep_or_compare
 from draftstates.verify.verify import verify_shard
 
@@ -69,6 +74,7 @@ def attest(
     earlier: Sequence[Path] = (),
     rows: Path | None = None,
     parity_tokens: int = SHORT,
+    trust_remote_code: bool = False,
 ) -> dict[str, Any]:
     """Capture the self-test's samples twice and check promises 2 to 4 and 6 on them.
 
@@ -79,6 +85,7 @@ def attest(
         rows: where the rows of every layer are kept for parity, see `kept_rows`; None to keep
             none.
         parity_tokens: tokens that the prompt of these rows may have.
+        trust_remote_code: whether the server shall run Python code in the model's folder.
 
     Returns:
         the attestation: capture key, engine, flags, settings and the self-test's figures.
@@ -132,6 +139,7 @@ def attest(
             spec=spec,
         )
     settings, mark = figures.pop("settings"), figures.pop("weights")
+    check_code(settings, trust_remote_code=trust_remote_code)
     check_agreement(settings, capture_key=spec.key, attestations=earlier)
     if mark:
         # The server's weights were updated: it refuses requests until it sees this file.
@@ -211,6 +219,9 @@ def fitting(tokens: int, info: Mapping[str, Any], text: Mapping[str, Any]) -> in
     # One token is generated after the prompt.
     room = [info.get("max_total_num_tokens"), info.get("context_length")]
     room.append(text.get("max_position_embeddings"))
+    # exactly so many tokens are still rotated as short prompts are
+    switch = switch_length(text)
+    tokens = min(tokens, switch) if switch else tokens
     return min([tokens, *(each - 1 for each in room if isinstance(each, int) and each > 0)])
 
 
@@ -301,6 +312,9 @@ def main() -> None:
     parser.add_argument(
         "--radix-cache", action="store_true", help="the server keeps one: ask in new namespaces"
     )
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="the server shall run the model's code"
+    )
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
     address, plan = read_address(arguments.address), Plan.read(arguments.plan)
@@ -320,6 +334,7 @@ def main() -> None:
             earlier=[capture.server, arguments.output],
             rows=capture.selftest_rows,
             parity_tokens=arguments.parity_tokens,
+            trust_remote_code=arguments.trust_remote_code,
         )
     except WaitedInVain:
         raise

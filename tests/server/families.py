@@ -23,6 +23,12 @@ _SMALL: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
     "tie_word_embeddings": False,
+    # Not the usual base, which hides a server that does not read it.
+    "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
+}
+_TWO_BASES = {
+    "full_attention": {"rope_type": "default", "rope_theta": 300.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
 }
 
 
@@ -79,6 +85,16 @@ _MLA = {
     "qk_rope_head_dim": 16,
     "v_head_dim": 16,
 }
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 300.0,
+    "factor": 4.0,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 128,
+}
 FAMILIES: dict[str, Family] = {
     "llama": _family("llama"),
     "mistral": _family("mistral", head_dim=16, sliding_window=None),
@@ -102,6 +118,7 @@ FAMILIES: dict[str, Family] = {
         head_dim=16,
         query_pre_attn_scalar=16,
         num_hidden_layers=4,
+        rope_parameters=_TWO_BASES,
         **_ONE,
     ),
     "granite": _family(
@@ -127,9 +144,6 @@ FAMILIES: dict[str, Family] = {
         "olmoe", num_key_value_heads=4, num_experts=8, num_experts_per_tok=2, intermediate_size=32
     ),
     "phi3": _family("phi3"),
-    "phimoe": _family(
-        "phimoe", num_local_experts=4, written={"architectures": ["PhiMoEForCausalLM"]}
-    ),
     "starcoder2": _family("starcoder2"),
     "stablelm": _family("stablelm"),
     "persimmon": _family("persimmon", num_key_value_heads=4),
@@ -139,7 +153,7 @@ FAMILIES: dict[str, Family] = {
         n_head=4,
         n_layer=3,
         n_positions=512,
-        without=tuple(_SMALL)[1:7],
+        without=(*tuple(_SMALL)[1:7], "rope_parameters"),
         tie_word_embeddings=True,
     ),
     "glm4": _family("glm4", head_dim=16),
@@ -184,8 +198,66 @@ FAMILIES: dict[str, Family] = {
         "opt",
         ffn_dim=128,
         word_embed_proj_dim=64,
-        without=("intermediate_size", "num_key_value_heads"),
+        without=("intermediate_size", "num_key_value_heads", "rope_parameters"),
         tie_word_embeddings=True,
+    ),
+    "gemma2": _family(
+        "gemma2",
+        tie_word_embeddings=True,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        num_hidden_layers=4,
+        # SGLang caps logits by a kernel for a GPU.
+        final_logit_softcapping=None,
+        written={"hidden_act": "gelu_pytorch_tanh"},
+        **_ONE,
+    ),
+    "olmo": _family("olmo", num_key_value_heads=4),
+    "deepseek_v2": _family(
+        "deepseek_v2",
+        **_MLA,
+        n_routed_experts=8,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        first_k_dense_replace=1,
+        n_group=1,
+        topk_group=1,
+        rope_parameters=_YARN,
+        written={
+            "moe_layer_freq": 1,
+            "scoring_func": "softmax",
+            "norm_topk_prob": False,
+            "num_nextn_predict_layers": 0,
+        },
+    ),
+    "hy_v3": _family(
+        "hy_v3",
+        **_MOE,
+        head_dim=16,
+        num_shared_experts=1,
+        written={"route_norm": True, "qk_norm": True, "first_k_dense_replace": 1},
+    ),
+    "gemma4_text": _family(
+        "gemma4_text",
+        tie_word_embeddings=True,
+        head_dim=16,
+        global_head_dim=16,
+        num_hidden_layers=6,
+        hidden_size_per_layer_input=0,
+        vocab_size_per_layer_input=VOCABULARY,
+        num_kv_shared_layers=0,
+        rope_parameters=_TWO_BASES,
+        final_logit_softcapping=None,
+    ),
+    "glm4_moe_lite": _family(
+        "glm4_moe_lite",
+        **_MLA,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        rope_parameters=_YARN,
+        written={"first_k_dense_replace": 1},
     ),
 }
 
@@ -197,15 +269,9 @@ _MIXERS = "its mixers have kernels for a GPU alone"
 _OWN_CODE = "transformers runs it with code of its own"
 READ = {
     "afmoe, ernie4_5_moe": "its choice of experts has kernels for a GPU alone",
-    "deepseek_v32, glm_moe_dsa, exaone4, exaone_moe, gpt_oss": _ATTENTION,
+    "deepseek_v32, glm_moe_dsa, exaone4, exaone_moe, gpt_oss, minimax_m2": _ATTENTION,
     "falcon_h1, granitemoehybrid, kimi_linear, nemotron_h, qwen3_5, qwen3_next": _MIXERS,
     "deepseek_v3": "`tests/server/test_parity.py` captures it from a server and compares",
-    "deepseek_v2, glm4_moe_lite": (
-        "SGLang on the CPU has the rope of DeepSeek's YaRN alone; the layers are like DeepSeek-V3's"
-    ),
-    "gemma2, olmo, phi, minimax_m2, hy_v3": (
-        "their layers are like those of families above; no tiny model that SGLang loads was tried"
-    ),
     "hunyuan_v1_dense, hunyuan_v1_moe": "transformers writes its tensors under other names",
     "internlm2, internvl_chat, minicpm, nemotron-nas": _OWN_CODE,
     "kimi_k2, kimi_k25": "DeepSeek-V3's layers; captured with random weights, without a reference",
@@ -224,6 +290,12 @@ def document() -> str:
         "a model without a head that predicts a next token": "there is nothing to draft",
         "a model whose attention sees later tokens": "it predicts no next token",
         "a drafter": "it reads another model's states",
+        "a model with `rope_type: dynamic`": (
+            "SGLang scales its rotary angles at every length, the model only beyond the original"
+        ),
+        "samples longer than the original length of `rope_type: longrope`": (
+            "SGLang rotates a whole batch otherwise as soon as one position lies beyond it"
+        ),
     }
     parts = [
         "# Models",

@@ -5,6 +5,7 @@ started. Imports take most of the time, so they are made once and each family ru
 own: SGLang holds one model in a process.
 """
 
+import functools
 import json
 import os
 import shutil
@@ -28,17 +29,22 @@ os.environ |= {
 import torch  # noqa: E402
 from families import FAMILIES, VOCABULARY, Family  # noqa: E402
 
-from draftstates.capture import mla_cpu  # noqa: E402
+from draftstates.capture import load_audit, mla_cpu  # noqa: E402
 from draftstates.capture.every_layer import row_distances  # noqa: E402
 from draftstates.capture.kinds import check_logits, unreachable  # noqa: E402
+from draftstates.capture.load_audit import Findings, LoadAudit  # noqa: E402
 from draftstates.capture.own_capture import OwnCapture  # noqa: E402
 from draftstates.capture.stack import find_stack, first  # noqa: E402
 from draftstates.capture.taps import Taps  # noqa: E402
+from draftstates.errors import UserError  # noqa: E402
 from draftstates.extract.protocol import SELF_TEST, Destination  # noqa: E402
 from draftstates.model import family as conventions  # noqa: E402
+from draftstates.model.digest import capture_spec  # noqa: E402
 from draftstates.model.final_norm import FinalNorm  # noqa: E402
 from draftstates.model.folder import ModelFolder  # noqa: E402
 from draftstates.model.head import read_head  # noqa: E402
+from draftstates.shards.selftest_rows import Prompt, SelftestRows  # noqa: E402
+from draftstates.verify.parity.check import Asked, check_parity  # noqa: E402
 
 _LENGTHS = (9, 40)
 _SECONDS = 120
@@ -57,6 +63,9 @@ def make_model(family: Family, folder: Path) -> Any:
         if parameter.ndim == 1 and "norm" in name.lower():
             # Ones would hide a norm that is left out, or applied twice.
             torch.nn.init.normal_(parameter, mean=family.norm_mean, std=0.3)
+        elif name.endswith("bias"):
+            # Zeros would hide a bias that is left out.
+            torch.nn.init.normal_(parameter, std=0.1)
         elif parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.1)
     model.save_pretrained(folder)
@@ -96,11 +105,18 @@ def reference(model: Any, samples: list[torch.Tensor], text: dict) -> list[dict[
     return found
 
 
-def start_runner(folder: Path) -> Any:
-    """Load the model as SGLang's server does; return its runner."""
+def start_runner(folder: Path) -> tuple[Any, Findings]:
+    """Load the model as SGLang's server does; return its runner, and what it read and filled."""
     from sglang.benchmark import one_batch
+    from sglang.srt.model_loader.loader import DefaultModelLoader
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import PortArgs, ServerArgs
+
+    audit, load = LoadAudit(None), DefaultModelLoader.load_weights_and_postprocess
+    audit._active = True
+    DefaultModelLoader.load_weights_and_postprocess = staticmethod(
+        functools.partial(audit.around_load_weights, load)
+    )
 
     # The server's plug-in registers it too.
     mla_cpu.register()
@@ -125,7 +141,8 @@ def start_runner(folder: Path) -> Any:
     ranks = one_batch.SpawnRanks(world_rank=rank, gpu_id=0)
     one_batch.publish(args, role="scheduler", ranks=ranks)
     one_batch._init_process_global_configs()
-    return one_batch.load_model(args, PortArgs.init_new(args), 0, 0)[0]
+    runner = one_batch.load_model(args, PortArgs.init_new(args), 0, 0)[0]
+    return runner, audit._found
 
 
 def extend(runner: Any, samples: list[torch.Tensor]) -> None:
@@ -168,7 +185,9 @@ def run(name: str, work: Path) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(1)
     samples = [torch.randint(3, VOCABULARY, (n,), generator=generator) for n in _LENGTHS]
     expected = reference(model, samples, text)
-    runner = start_runner(folder)
+    runner, loaded = start_runner(folder)
+    if said := load_audit.faults(loaded, opened):
+        raise RuntimeError("; ".join(said))
     inner = runner.torch_runner
     taps = Taps(
         inner.model,
@@ -227,7 +246,29 @@ def run(name: str, work: Path) -> dict[str, Any]:
         row_distances(expected[1][f"r_{k}"], expected[1][f"r_{k + 1}"]).median().item()
         for k in range(opened.num_layers)
     )
-    return {"distances": distances, "neighbours": neighbours, "own": own.reason}
+    rows = slice(_LENGTHS[0], sum(_LENGTHS))
+    states = {f"r_{k}": reading.every[k][rows] for k in reading.every}
+    parity = by_parity(opened, samples[1], {**states, "post_norm": final[rows]})
+    return {
+        "distances": distances,
+        "neighbours": neighbours,
+        "own": own.reason,
+        "parity": parity,
+    }
+
+
+def by_parity(model: ModelFolder, ids: torch.Tensor, states: dict[str, torch.Tensor]) -> str:
+    """Return what a run's own comparison with the checkpoint says of a prompt's rows."""
+    section = {"residual_layers": list(_CAPTURED), "final_norm": "post_norm"}
+    dtypes = {"stored_dtype": "float32", "compute_dtype": "float32"}
+    spec = capture_spec(model, name=None, capture={**section, **dtypes})
+    prompt = Prompt(input_ids=ids.int(), positions=torch.arange(len(ids)), states=states)
+    rows = SelftestRows(id="rows", capture_key=spec.key, prompts=(prompt,))
+    asked = Asked(tokens=256, layers=None, code="0")
+    try:
+        return check_parity(rows, spec=spec, model=model, asked=asked).result
+    except UserError as error:
+        return str(error)
 
 
 def from_files(

@@ -30,6 +30,10 @@ _MOE = {
 def made_by(config: transformers.PretrainedConfig, folder: Path) -> None:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for name, parameter in model.named_parameters():
+        if name.endswith(".bias"):
+            # a bias of zeros may be left out
+            torch.nn.init.normal_(parameter)
     model.save_pretrained(folder)
 
 

@@ -22,6 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from draftstates.errors import UserError
+from draftstates.model.family import final_scale
 from draftstates.model.folder import ModelFolder, unreadable_weights
 from draftstates.model.unused import why_unused
 from draftstates.verify.parity.alone import CPU_ALLOCATOR, LayersAlone
@@ -169,7 +170,9 @@ class StreamedModel:
                     self._load(unit)
                 ids = torch.as_tensor(input_ids, device=self._device)[None].long()
                 output = stack(input_ids=ids, use_cache=False)
-                found["post_norm"] = _real(output.last_hidden_state[0])
+                # What the head reads, as a server captures it.
+                scale = final_scale(self._folder.text)
+                found["post_norm"] = _real(output.last_hidden_state[0]) * scale
             except _LastLayer:
                 self._free_all()
             except (UserError, NoReference):

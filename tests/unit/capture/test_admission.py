@@ -48,6 +48,7 @@ def test_a_refused_request_is_not_written_and_its_neighbour_is(
     monkeypatch.setenv("DRAFTSTATES_SERVER", "1:2:name")
     other = Destination(file="b", first_row=0, rows=2, ids_hash="y", attempt="1")
     recorder = Recorder.__new__(Recorder)
+    recorder._switch = None
     recorder._admission = SimpleNamespace(
         refusal=lambda destination: "the weights were changed" if destination.file == "a" else None
     )

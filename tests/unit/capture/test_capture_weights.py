@@ -105,6 +105,19 @@ def test_an_update_to_the_same_weights_needs_a_new_self_test(
     assert admitted(found) == (False, True)
 
 
+def test_of_weights_on_several_ranks_this_one_knows_its_own_part(
+    watched: tuple, tmp_path: Path
+) -> None:
+    """An update may have changed experts of another rank alone."""
+    found, model, _ = watched
+    found._ranks = 2
+    assert admitted(found) == (True, True)
+    model.load_weights([])
+    assert "spread over 2 ranks" in found.refusal(self_test=True)
+    passes(found, tmp_path)
+    assert admitted(found) == (False, False)
+
+
 def test_every_method_that_writes_weights_is_noticed(watched: tuple) -> None:
     found, model, updater = watched
     updater.init_weights_update_group()

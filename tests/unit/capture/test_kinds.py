@@ -94,3 +94,18 @@ def test_logits_of_another_form_than_the_configurations_are_refused() -> None:
     for scale, cap in ((0.25, 30.0), (0.125, None), (None, 30.0)):
         with pytest.raises(SystemExit, match="alignment would compute the logits as LogitForm"):
             check_logits(_model(scale, cap), LogitForm(scale=0.125, cap=30.0))
+
+
+def test_a_head_with_a_bias_that_sglang_leaves_out_is_refused() -> None:
+    class ParallelLMHead(torch.nn.Linear):
+        pass
+
+    model = torch.nn.Module()
+    model.lm_head = ParallelLMHead(4, 3)
+    torch.nn.init.zeros_(model.lm_head.bias)
+    check_logits(model, LogitForm())
+    torch.nn.init.ones_(model.lm_head.bias)
+    with pytest.raises(SystemExit, match=r"lm_head.bias: SGLang leaves the bias of its head out"):
+        check_logits(model, LogitForm())
+    model.lm_head = ParallelLMHead(4, 3, bias=False)
+    check_logits(model, LogitForm())

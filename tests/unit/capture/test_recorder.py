@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 from synthetic import capture_spec
-from toy_model import FILE, LAYERS, TOKENS, Model, Pair, batch, expected
+from toy_model import FILE, LAYERS, TOKENS, Complete, Model, Pair, batch, expected
 
+from draftstates.capture import taps
 from draftstates.capture.admission import Admission
 from draftstates.capture.blocks import BlockPool
 from draftstates.capture.files import DestinationFile, Destinations
@@ -24,9 +25,11 @@ from draftstates.capture.recorder import Recorder
 from draftstates.capture.settings import CaptureSettings
 from draftstates.capture.taps import Reading, Taps
 from draftstates.capture.writer import Writers
+from draftstates.errors import UserError
 from draftstates.extract import protocol
 from draftstates.extract.protocol import Destination
 from draftstates.shards import layout
+from draftstates.verify import opinions
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +72,25 @@ def test_a_request_whose_states_were_not_read_is_answered_with_the_reason() -> N
     assert answers[0]["error"] == "r_1: expected 8 rows"
     assert answers[0]["server"] == "name"
     assert answers[1] == {}
+
+
+def test_a_request_beside_one_that_turns_the_whole_batch_is_answered(tmp_path: Path) -> None:
+    """With longrope SGLang rotates all rows of a batch as those of its longest request."""
+    ours = Destination(file=FILE, first_row=0, rows=TOKENS, ids_hash="i", attempt="1")
+    recorder = _running(tmp_path, Model(Pair))
+    asked = SimpleNamespace(
+        extend_prefix_lens_cpu=[0, 90],
+        extend_seq_lens_cpu=[TOKENS, 11],
+        input_ids=torch.arange(TOKENS + 11),
+    )
+    rows = torch.zeros(TOKENS + 11, 3, 8)
+    for switch, refused in ((101, False), (100, True), (None, False)):
+        recorder._switch = switch
+        reading = Reading((0, 2, 4), rows=rows)
+        answer = recorder._record(asked, [ours, None], reading, torch.zeros(TOKENS + 11, 8))[0]
+        assert (
+            "a request of 101 tokens is in the same batch" in answer.get("error", "")
+        ) == refused
 
 
 @pytest.mark.parametrize("file", ["../a", ".building/\0", ".building/\ud800", "x" * 5000, ""])
@@ -141,6 +163,30 @@ def test_a_pass_of_the_model_becomes_rows_on_the_disk_and_second_opinions(tmp_pa
     for position, k in enumerate((0, 2, 4)):
         torch.testing.assert_close(shard.sample(0)["hidden_states"][:, position], states[k])
     assert torch.equal(shard.sample(0)["final_hidden_state"], final)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_stale_residual_that_is_added_to_r_n_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: bool
+) -> None:
+    """Cohere's norm hands its second argument on unread, and the layers' residual is stale."""
+    if wrong:
+        monkeypatch.setattr(taps, "adds_its_residual", lambda norm: True)
+    model = Model(Complete, adds=False)
+    recorder, ids, asked = _running(tmp_path, model, layers=(0, 4)), torch.arange(TOKENS), batch()
+    recorder._own = OwnCapture(model, [])
+    (final, _), result = model(ids, None, asked), SimpleNamespace(customized_info=None)
+    recorder.after_logits(result, None, ids, final, None, asked)
+    answer = SimpleNamespace(**json.loads(result.customized_info[protocol.ANSWER_KEY][0]))
+    spec, text = recorder._settings.spec, {"model_type": "cohere"}
+    if wrong:
+        with pytest.raises(UserError, match="^r_4: the model's own norm of it differs by"):
+            opinions.check([answer], spec=spec, text=text)
+        return
+    assert opinions.check([answer], spec=spec, text=text)["norm_distance"] < 1e-6
+    rows = layout.Shard(tmp_path / FILE).sample(0)["hidden_states"]
+    torch.testing.assert_close(rows[:, 1], expected(model, ids)[LAYERS])
 
 
 @torch.no_grad()

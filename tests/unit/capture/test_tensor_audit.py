@@ -26,7 +26,7 @@ class Loading(torch.nn.Module):
             ("experts", (2, 3, 4), torch.float32),
             ("assigned", (4,), torch.float32),
             ("scalar", (1,), torch.float32),
-            ("packed", (64,), torch.uint8),
+            ("packed", (128,), torch.uint8),
             ("weight_scale", (3,), torch.float32),
         ):
             value = torch.zeros(shape, dtype=dtype)
@@ -61,9 +61,9 @@ def checkpoint() -> dict[str, torch.Tensor]:
     draw = torch.Generator().manual_seed(0)
     shapes = {"q": (4, 4), "k": (4, 4), "expert.0": (4, 3), "expert.1": (4, 3), "assigned": (4,)}
     tensors = {name: torch.randn(shape, generator=draw) for name, shape in shapes.items()}
-    # 0x7F is the pattern of a byte, and a packed weight may hold it.
-    packed = torch.full((32,), 3, dtype=torch.uint8)
-    packed[5] = 0x7F
+    # 0xFF is the pattern of a byte, and a packed weight may hold it.
+    packed = torch.full((64,), 3, dtype=torch.uint8)
+    packed[5] = 0xFF
     scalars = {"scalar": torch.tensor([2.0]), "weight_scale": torch.tensor(0.5)}
     return {**tensors, **scalars, "packed": packed}
 
@@ -92,7 +92,7 @@ def test_a_whole_checkpoint_is_read_and_fills_the_model() -> None:
         ("expert.0", "experts", "12 of 24"),
         ("assigned", "assigned", "4 of 4"),
         ("scalar", "scalar", "1 of 1"),
-        ("packed", "packed", "64 of 64"),
+        ("packed", "packed", "128 of 128"),
         ("weight_scale", "weight_scale", "3 of 3"),
     ],
 )
@@ -127,6 +127,123 @@ def test_of_several_ranks_a_tensor_counts_where_any_reads_it_and_each_must_be_fi
     both = Findings.of_ranks([one, two])
     assert both.seen == both.read == {"a", "b"}
     assert both.unfilled == {"x": "1 of 2", "y": "2 of 2"}
+
+
+class Experts(torch.nn.Module):
+    """A layer's experts whose rows and columns SGLang makes round numbers, and fills at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        ones = torch.ones(2, 8, 6, dtype=torch.uint8)
+        self.w13_weight = torch.nn.Parameter(ones - 1, requires_grad=False)
+        self.w13_weight_scale = torch.nn.Parameter(ones * 127, requires_grad=False)
+        bias = torch.zeros(2, 8, dtype=torch.bfloat16)
+        self.w13_weight_bias = torch.nn.Parameter(bias, requires_grad=False)
+        order = torch.zeros(2, 5, dtype=torch.int32)
+        self.w13_weight_g_idx = torch.nn.Parameter(order, requires_grad=False)
+        self.w13_g_idx_sort_indices = torch.nn.Parameter(order + 1, requires_grad=False)
+        powers = torch.ones(4).to(torch.float8_e8m0fnu)
+        self.powers = torch.nn.Parameter(powers, requires_grad=False)
+
+    def load_weights(self, weights) -> None:  # noqa: ANN001
+        for name, tensor in weights:
+            own = getattr(self, name, None)
+            if own is not None:
+                own.data[tuple(slice(size) for size in tensor.shape)].copy_(tensor)
+
+
+def experts() -> dict[str, torch.Tensor]:
+    return {
+        "w13_weight": torch.full((2, 6, 5), 4, dtype=torch.uint8),
+        "w13_weight_scale": torch.full((2, 6, 5), 120, dtype=torch.uint8),
+        "w13_weight_bias": torch.full((2, 6), 0.5, dtype=torch.bfloat16),
+        # 1 is the byte 0x7F
+        "powers": torch.ones(4).to(torch.float8_e8m0fnu),
+    }
+
+
+class Scaled(torch.nn.Module):
+    """Layers with a buffer that the checkpoint fills, as Gemma 4's, and one that is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Module() for _ in range(3))
+        for layer in self.layers:
+            layer.register_buffer("layer_scalar", torch.ones(1))
+            layer.register_buffer("computed", torch.arange(3.0))
+            layer.register_buffer("cache", torch.arange(2.0), persistent=False)
+
+    def load_weights(self, weights) -> None:  # noqa: ANN001
+        for name, tensor in weights:
+            self.get_buffer(name).fill_(tensor.item())
+
+
+def test_a_buffer_that_is_filled_in_other_layers_is_missing_in_one() -> None:
+    model = Scaled()
+    tensors = {f"layers.{k}.layer_scalar": torch.tensor([0.5]) for k in (0, 2)}
+    found = audited(model.load_weights, model, tensors.items())
+    assert found.unfilled == {"layers.1.layer_scalar": "1 of 1"}
+    assert [layer.layer_scalar.item() for layer in model.layers] == [0.5, 1, 0.5]
+    assert all(layer.computed.tolist() == [0, 1, 2] for layer in model.layers)
+    assert all(layer.cache.tolist() == [0, 1] for layer in model.layers)
+    model = Scaled()
+    assert audited(model.load_weights, model, []).unfilled == {}
+
+
+def test_padding_of_experts_holds_what_sglang_made_it_with(tmp_path: Path) -> None:
+    model = Experts()
+    found = audited(model.load_weights, model, experts().items())
+    assert set(found.unfilled) == {"w13_weight_g_idx", "w13_g_idx_sort_indices"}
+    assert found.heads == {}
+    assert model.w13_weight.sum() == 2 * 6 * 5 * 4
+    assert (model.w13_weight_scale[:, 6:] == 127).all()
+    assert (model.w13_weight_scale[:, :, 5:] == 127).all()
+    assert model.w13_weight_bias.sum() == 6
+    assert (model.powers.float() == 1).all()
+    # no column is permuted, so that the engine makes the order itself
+    (tmp_path / "config.json").write_text("{}")
+    assert faults(found, ModelFolder(tmp_path)) == []
+    found.seen.add("model.layers.0.mlp.experts.1.up_proj.weight_g_idx")
+    assert [line.split()[0] for line in faults(found, ModelFolder(tmp_path))] == [
+        "model.layers.0.mlp.experts.1.up_proj.weight_g_idx",
+        "w13_weight_g_idx",
+    ]
+
+
+@pytest.mark.parametrize("name", ["w13_weight", "w13_weight_bias", "powers"])
+def test_of_experts_that_are_filled_at_once_a_missing_tensor_is_named(name: str) -> None:
+    tensors, model = experts(), Experts()
+    del tensors[name]
+    assert name in audited(model.load_weights, model, tensors.items()).unfilled
+
+
+def test_a_half_of_a_fused_matrix_is_no_padding() -> None:
+    """Packed matrices are fused along their columns: here up_proj is missing."""
+    model = Loading()
+    packed = torch.nn.Parameter(torch.zeros(4, 8, dtype=torch.int32), requires_grad=False)
+    model.register_parameter("qweight", packed)
+
+    def load(weights) -> None:  # noqa: ANN001
+        for _, tensor in weights:
+            packed.data[:, :4].copy_(tensor)
+
+    found = audited(load, model, [("gate", torch.ones(4, 4, dtype=torch.int32))])
+    assert found.unfilled["qweight"] == "16 of 32"
+
+
+def test_scales_of_a_plain_checkpoint_are_the_engines_own(tmp_path: Path) -> None:
+    """SGLang makes them when it quantises a plain checkpoint (`--quantization fp8`)."""
+    (tmp_path / "config.json").write_text("{}")
+    found = Findings(unfilled={"model.layers.0.mlp.experts.w13_weight_scale": "8 of 8"})
+    assert faults(found, ModelFolder(tmp_path)) == []
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "fp8"}}')
+    assert len(faults(found, ModelFolder(tmp_path))) == 1
+
+
+def test_a_bias_of_zeros_may_be_left_out() -> None:
+    """Checkpoints of GPTQ have one for each layer, whether the model has biases or not."""
+    _, found = audit({**checkpoint(), "q.bias": torch.zeros(4)})
+    assert found.seen == found.read
 
 
 def test_the_message_names_tensors_that_states_depend_on_and_no_others(tmp_path: Path) -> None:

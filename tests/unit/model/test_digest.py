@@ -74,8 +74,8 @@ def test_what_decides_the_numbers_beside_the_weights_enters_the_digest(
     file = model.path / name
     file.parent.mkdir(exist_ok=True)
     found = [model_digest(model)]
-    for text in ('{"a": 1}', '{"a": 2}'):
-        file.write_text(text)
+    for number in (1, 2):
+        file.write_text(f'{{"a": {number}, "weight_map": {{"x": "model.safetensors"}}}}')
         found.append(model_digest(model))
     assert len(set(found)) == 3
 

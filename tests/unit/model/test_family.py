@@ -170,6 +170,10 @@ def test_a_mup_scale_before_the_head_is_read() -> None:
         ({"architectures": ["DeepseekV3ForCausalLMNextN"]}, "a drafter"),
         ({"architectures": ["DFlashDraftModel"]}, "no head|a drafter"),
         ({"model_type": "nanbeige"}, "run several times"),
+        ({"model_type": "phi"}, "bias of its head"),
+        ({"model_type": "phimoe"}, "bias of its head"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rotary angles at every length"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}, "rotary angles"),
         ({"model_type": "qwen4_exp", "text_config": {"hc_count": 4}}, "hyper-connections"),
     ],
 )
@@ -187,6 +191,8 @@ def test_what_no_tap_can_read_is_refused_from_the_configuration(config: dict, re
         {"model_type": "chatglm", "architectures": ["ChatGLMModel"]},
         {"model_type": "gemma4", "text_config": {"use_bidirectional_attention": "vision"}},
         {"model_type": "nanbeige", "num_loops": 1},
+        {"rope_scaling": {"type": "dynamic", "factor": 1.0}},
+        {"rope_scaling": {"type": "dynamic", "alpha": 1000.0}},
     ],
 )
 def test_an_ordinary_model_is_not_refused(config: dict) -> None:

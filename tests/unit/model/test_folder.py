@@ -132,6 +132,29 @@ def test_weights_that_are_not_safetensors_are_refused(tmp_path: Path) -> None:
         _ = model.weight_files
 
 
+def test_the_files_of_the_index_are_the_weights(tmp_path: Path) -> None:
+    model = make(tmp_path / "a", weights={"one.weight": torch.zeros(1)})
+    one = model.path / "model.safetensors"
+    # Mistral's folders hold all weights once more, under names of its own
+    twice = model.path / "consolidated.safetensors"
+    save_file({"output.weight": torch.ones(2)}, twice)
+    assert model.weight_files == [one]
+    two = model.path / "model-2.safetensors"
+    save_file({"two.weight": torch.ones(2)}, two)
+    assert model.weight_files == [twice, two, one]
+    index = model.path / "model.safetensors.index.json"
+    names = {"one.weight": one.name, "two.weight": two.name}
+    index.write_text(json.dumps({"weight_map": names}))
+    assert model.weight_files == [two, one]
+    assert model.tensor(re.compile(r"output\.weight")) is None
+    two.unlink()
+    with pytest.raises(UserError, match=r"a: expected the 2 files .* no model-2.safetensors: down"):
+        _ = model.weight_files
+    index.write_text("{}")
+    with pytest.raises(UserError, match=r"index.json: expected weight_map, a mapping of tensors"):
+        _ = model.weight_files
+
+
 def test_weights_that_are_cut_short_are_refused(tmp_path: Path) -> None:
     model = make(tmp_path / "a")
     file = model.path / "model.safetensors"
@@ -248,6 +271,35 @@ def test_samples_that_the_server_would_refuse_for_their_length_are_refused(tmp_p
     less = ("--context-length", "32")
     with pytest.raises(UserError, match=r"less than 32, .*--context-length in server.args"):
         check_model(configured(folder, max_tokens=63, args=less))
+
+
+def test_code_of_another_repository_is_refused_where_code_is_trusted(tmp_path: Path) -> None:
+    named = {"AutoModelForCausalLM": "org/base--modeling_x.Model", "AutoConfig": "config_x.Config"}
+    folder = make(tmp_path / "a", config={"auto_map": named}).path
+    config = configured(folder)
+    check_model(config)
+    trusting = config.model.model_copy(update={"trust_remote_code": True})
+    with pytest.raises(UserError, match=r"names code of another repository \(org/base--modeling_x"):
+        check_model(config.model_copy(update={"model": trusting}))
+
+
+def test_code_is_what_the_folder_holds_or_its_config_names(tmp_path: Path) -> None:
+    model = make(tmp_path / "a", config={"auto_map": {"AutoConfig": "config_x.Config"}})
+    assert model.code == ["config_x.Config"]
+    (model.path / "modeling_x.py").write_text("")
+    assert model.code == ["modeling_x.py", "config_x.Config"]
+    assert make(tmp_path / "b").code == []
+
+
+def test_samples_beyond_the_length_that_turns_a_whole_batch_are_refused(tmp_path: Path) -> None:
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 40}
+    lengths = {"max_position_embeddings": 640, "rope_scaling": rope}
+    folder = make(tmp_path / "a", config=lengths).path
+    check_model(configured(folder, max_tokens=40))
+    with pytest.raises(
+        UserError, match=r"data.max_tokens: expected at most 40, found 41.*longrope"
+    ):
+        check_model(configured(folder, max_tokens=41))
 
 
 def test_a_hybrid_model_is_refused_where_prefixes_are_to_be_reused(tmp_path: Path) -> None:

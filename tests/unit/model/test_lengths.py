@@ -2,7 +2,14 @@
 
 import pytest
 
-from draftstates.model.lengths import SHORT, USUAL, lengths_that_matter, prompt_length, reach
+from draftstates.model.lengths import (
+    SHORT,
+    USUAL,
+    lengths_that_matter,
+    prompt_length,
+    reach,
+    switch_length,
+)
 
 YARN = {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 4096}
 
@@ -55,3 +62,32 @@ def test_without_such_a_length_the_prompt_is_short() -> None:
     assert prompt_length({}, most=4352) == USUAL > 2 * SHORT
     assert prompt_length({}, most=64) == 64
     assert prompt_length({"max_position_embeddings": 40}, most=4352) == 40
+
+
+LONG = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+
+
+@pytest.mark.parametrize(
+    ("text", "switch"),
+    [
+        ({}, None),
+        ({"rope_scaling": YARN}, None),
+        ({"rope_scaling": {**LONG, "original_max_position_embeddings": 4096}}, 4096),
+        ({"rope_scaling": {**LONG, "rope_type": None, "type": "su"}}, None),
+        ({"rope_scaling": {**LONG}, "original_max_position_embeddings": 2048}, 2048),
+        ({"rope_scaling": LONG}, None),
+        ({"rope_parameters": {"full_attention": LONG}, "original_max_position_embeddings": 8}, 8),
+    ],
+)
+def test_the_length_at_which_all_positions_are_rotated_otherwise(
+    text: dict, switch: int | None
+) -> None:
+    assert switch_length({**text, "max_position_embeddings": 131072}) == switch
+    assert switch_length({**text, "max_position_embeddings": 8}) is None
+
+
+def test_no_prompt_of_ours_goes_beyond_that_length() -> None:
+    text = {"rope_scaling": LONG, "original_max_position_embeddings": 4096}
+    assert prompt_length(text, most=8192) == USUAL
+    text["original_max_position_embeddings"] = 40
+    assert prompt_length(text, most=8192) == 40

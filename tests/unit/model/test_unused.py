@@ -4,7 +4,7 @@ import pytest
 
 from draftstates.model.unused import why_unused
 
-TEXT = {"num_hidden_layers": 4}
+TEXT = {"num_hidden_layers": 4, "num_nextn_predict_layers": 2}
 
 
 @pytest.mark.parametrize(
@@ -13,7 +13,7 @@ TEXT = {"num_hidden_layers": 4}
         ("model.layers.0.self_attn.rotary_emb.inv_freq", "rotary cache"),
         ("model.layers.3.self_attn.k_scale", "scale of the KV cache"),
         ("model.layers.3.self_attn.k_proj.k_scale", "scale of the KV cache"),
-        ("model.layers.4.mlp.up_proj.weight", "draft layers"),
+        ("model.layers.5.mlp.up_proj.weight", "draft layers"),
         ("mtp.layers.0.mlp.up_proj.weight", "draft layers"),
         ("model.visual.blocks.0.attn.qkv.weight", "other modality"),
         ("vision_tower.encoder.layers.0.mlp.fc1.weight", "other modality"),
@@ -28,6 +28,7 @@ def test_these_may_be_left_out(name: str, reason: str) -> None:
     "name",
     [
         "model.layers.3.mlp.up_proj.weight",
+        "model.layers.6.mlp.up_proj.weight",
         "model.layers.3.mlp.up_proj.bias",
         "model.layers.3.self_attn.k_proj.weight_scale",
         "model.layers.3.self_attn.k_proj.weight_scale_inv",
@@ -44,6 +45,11 @@ def test_these_may_be_left_out(name: str, reason: str) -> None:
 )
 def test_no_other_tensor_may(name: str) -> None:
     assert why_unused(name, text=TEXT, tied=False) is None
+
+
+def test_layers_that_the_configuration_does_not_count_are_not_draft_layers() -> None:
+    for text in ({"num_hidden_layers": 4}, {"num_hidden_layers": 4, "use_mtp": True}):
+        assert why_unused("model.layers.4.mlp.up_proj.weight", text=text, tied=False) is None
 
 
 @pytest.mark.parametrize("name", ["k_scale", "k_proj.k_scale", "attn.v_scale", "kv_scale"])

@@ -7,7 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from draftstates.errors import UserError
-from draftstates.verify.agreement import agreed_server, agreed_settings, check_agreement
+from draftstates.verify.agreement import (
+    agreed_server,
+    agreed_settings,
+    check_agreement,
+    check_code,
+)
 
 SETTINGS = {
     "numbers": {"kv_cache_dtype": "bfloat16", "enable_tf32_matmul": "False"},
@@ -49,6 +54,17 @@ def test_a_later_server_with_another_number_format_is_refused(tmp_path: Path) ->
     with pytest.raises(UserError, match=r"enable_tf32_matmul True, but an earlier server .*json"):
         check_agreement(other, capture_key="k", attestations=places)
     check_agreement(other, capture_key="another key", attestations=places)
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_code_of_the_model_runs_where_the_configuration_says_so(allowed: bool) -> None:
+    """A server of others may be started with any flags."""
+    # the plug-in says nothing where there is no code
+    check_code(SETTINGS, trust_remote_code=allowed)
+    check_code(changed("numbers", trust_remote_code=str(allowed)), trust_remote_code=allowed)
+    other = changed("numbers", trust_remote_code=str(not allowed))
+    with pytest.raises(UserError, match=f"expected a server with {allowed}, found {not allowed}"):
+        check_code(other, trust_remote_code=allowed)
 
 
 def test_other_kernels_and_other_versions_are_no_difference(tmp_path: Path) -> None:

@@ -41,3 +41,5 @@ def test_the_prompt_of_parity_is_one_that_the_server_takes() -> None:
     assert fitting(2112, info, {"max_position_embeddings": 8192}) == 2047
     assert fitting(2112, {}, {"max_position_embeddings": 40}) == 39
     assert fitting(2112, {"context_length": None}, {}) == 2112
+    longrope = {"rope_type": "longrope", "original_max_position_embeddings": 512}
+    assert fitting(2112, {}, {"rope_scaling": longrope}) == 512

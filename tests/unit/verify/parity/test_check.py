@@ -78,6 +78,17 @@ def test_the_result_says_which_positions_were_compared(gemma: Path) -> None:
     assert found.reference.endswith("200 tokens at positions 0 to 63 and 136 to 199")
 
 
+def test_the_final_state_is_what_the_head_reads(gemma: Path, tmp_path: Path) -> None:
+    """MiniCPM scales it behind the final norm."""
+    folder = copy_with(gemma, tmp_path / "scaled", dim_model_base=16)
+    spec = spec_of(folder)
+    rows = rows_of(folder, spec, tokens=20)
+    with pytest.raises(ParityFailed, match="post_norm: the median row differs by 3"):
+        check(folder, rows, spec)
+    rows.prompts[0].states["post_norm"] *= 16 / 64
+    assert check(folder, rows, spec).result == "all 4 layers"
+
+
 def test_a_prompt_that_is_too_short_for_a_window_names_it(gemma: Path) -> None:
     spec = spec_of(gemma)
     found = check(gemma, rows_of(gemma, spec, tokens=20), spec)

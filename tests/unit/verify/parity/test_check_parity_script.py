@@ -71,7 +71,8 @@ def test_right_rows_give_a_result_a_page_and_an_attestation(run: Run) -> None:
     assert "all 4 layers" in run.capture.parity_page.read_text()
     attestation = json.loads(run.capture.server.read_text())
     assert attestation["capture_key"] == run.spec.key
-    assert attestation["parity"]["result"] == "all 4 layers"
+    # with the layers' distances, lengths beyond the prompt, and experts that it does not reach
+    assert attestation["parity"] == found.document()
 
 
 def test_wrong_rows_are_withdrawn_with_attestation_and_manifest(run: Run) -> None:
