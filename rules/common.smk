@@ -285,6 +285,11 @@ def verified_files(wildcards):
     return planned_shards(capture.verified if FORM is None else in_form(capture.stored))
 
 
+def compact_files(wildcards):
+    """Return the compact form of each planned shard: nothing verifies one that changes later."""
+    return [] if FORM is None else planned_shards(in_form(planned_capture().compact))
+
+
 def is_vouched_for(wildcards):
     """Return whether receipts and verification of a shard lie beside its compact form."""
     capture = RESULTS.capture(wildcards.capture)
