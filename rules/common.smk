@@ -4,7 +4,6 @@ import functools
 import json
 import os
 import shlex
-import sys
 import time
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from draftstates.model.folder import check_model
 from draftstates.paths import Results
 from draftstates.plan.room import forecast
 from draftstates.records import Plan, Prompts
-from draftstates.report.failures import FailedJobs, summary
+from draftstates.report.failures import FailedJobs, WithoutPlaces, summary
 from draftstates.report.terminal import quieten, say_each_minute
 from draftstates.tokens.sources import check_files, data_files, read_template
 from snakemake.exceptions import WorkflowError
@@ -46,6 +45,7 @@ STARTED = time.time_ns()
 FAILED_JOBS = FailedJobs()
 if workflow.is_main_process:
     logger.addHandler(FAILED_JOBS)
+    logger.addFilter(WithoutPlaces())
 
 RESULTS = Results(CONFIG.results)
 CAPTURE = RESULTS.capture("{capture}")
@@ -426,10 +426,3 @@ def sampled_option(wildcards):
 def answers_limit(wildcards):
     """Return the limit of a shard's answers, so that another limit verifies the shard again."""
     return CONFIG.checks.answers if wildcards.shard_id in answered_shards() else None
-
-
-# Snakemake adds a traceback to an error of an input function, and none to an error here. A plan that
-# this command makes again may be damaged.
-if workflow.is_main_process and RESULTS.plan.exists():
-    if not {"plan", str(RESULTS.plan)} & set(sys.argv):
-        plan_as_of(os.stat(RESULTS.plan).st_mtime_ns)

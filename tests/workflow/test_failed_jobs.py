@@ -196,6 +196,20 @@ if not Path("tried").exists():
     assert "a passing failure" not in failed.stdout[failed.stdout.rindex("1 job failed:\n") :]
 
 
+def test_the_report_of_tokens_is_no_success_once_its_plan_has_failed(workspace: Workspace) -> None:
+    """The page is newer than all that is left, so that it alone would not bring the plan back."""
+    del workspace.config["draft_vocab_size"]
+    script = workspace.folder / "scripts/plan.py"
+    whole = script.read_bytes()
+    assert workspace.run("tokens_report").jobs("tokens_page") == 1
+    script.write_text(FAILS)
+    assert workspace.snakemake("tokens_report", "--forcerun", "plan").returncode != 0
+    assert workspace.snakemake("tokens_report").returncode != 0
+    script.write_bytes(whole)
+    made = workspace.run("tokens_report")
+    assert (made.jobs("plan"), made.jobs("tokens_page")) == (1, 1)
+
+
 def test_files_dated_in_the_future_are_named_with_the_remedy_also_in_a_dry_run(
     workspace: Workspace,
 ) -> None:
