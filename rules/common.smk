@@ -245,6 +245,17 @@ def answers_in(source):
         raise WorkflowError(str(error)) from None
 
 
+def has_its_tokens(wildcards):
+    """Return whether a plan that exists has the tokens that it was made of.
+
+    Snakemake removes the tokens of a job that fails, and does not miss them: the plan is newer than
+    all that is left.
+    """
+    of_source = (RESULTS.tokens, RESULTS.accounting)
+    there = all(path(source).exists() for source in SOURCES for path in of_source)
+    return there or not RESULTS.plan.exists()
+
+
 def digest_of_tokenizer(wildcards):
     return ask.present_tokenizer_digest(MODEL)
 

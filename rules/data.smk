@@ -141,6 +141,7 @@ checkpoint plan:
         context=context_tokens,
         max_bytes=CONFIG.max_bytes,
         exclude=sorted(CONFIG.exclude),
+        whole=has_its_tokens,
         code=ask.source_digest("plan", "model"),
     shell:
         """
