@@ -4,7 +4,6 @@ import functools
 import json
 import os
 import shlex
-import sys
 import time
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from draftstates.model.folder import check_model
 from draftstates.paths import Results
 from draftstates.plan.room import forecast
 from draftstates.records import Plan, Prompts
-from draftstates.report.failures import FailedJobs, summary
+from draftstates.report.failures import FailedJobs, WithoutPlaces, summary
 from draftstates.report.terminal import quieten, say_each_minute
 from draftstates.tokens.sources import check_files, data_files, read_template
 from snakemake.exceptions import WorkflowError
@@ -46,6 +45,7 @@ STARTED = time.time_ns()
 FAILED_JOBS = FailedJobs()
 if workflow.is_main_process:
     logger.addHandler(FAILED_JOBS)
+    logger.addFilter(WithoutPlaces())
 
 RESULTS = Results(CONFIG.results)
 CAPTURE = RESULTS.capture("{capture}")
@@ -245,6 +245,17 @@ def answers_in(source):
         raise WorkflowError(str(error)) from None
 
 
+def has_its_tokens(wildcards):
+    """Return whether a plan that exists has the tokens that it was made of.
+
+    Snakemake removes the tokens of a job that fails, and does not miss them: the plan is newer than
+    all that is left.
+    """
+    of_source = (RESULTS.tokens, RESULTS.accounting)
+    there = all(path(source).exists() for source in SOURCES for path in of_source)
+    return there or not RESULTS.plan.exists()
+
+
 def digest_of_tokenizer(wildcards):
     return ask.present_tokenizer_digest(MODEL)
 
@@ -283,6 +294,11 @@ def verified_files(wildcards):
     """Return the file that vouches for each planned shard: its verification, or its record."""
     capture = planned_capture()
     return planned_shards(capture.verified if FORM is None else in_form(capture.stored))
+
+
+def compact_files(wildcards):
+    """Return the compact form of each planned shard: nothing verifies one that changes later."""
+    return [] if FORM is None else planned_shards(in_form(planned_capture().compact))
 
 
 def is_vouched_for(wildcards):
@@ -421,10 +437,3 @@ def sampled_option(wildcards):
 def answers_limit(wildcards):
     """Return the limit of a shard's answers, so that another limit verifies the shard again."""
     return CONFIG.checks.answers if wildcards.shard_id in answered_shards() else None
-
-
-# Snakemake adds a traceback to an error of an input function, and none to an error here. A plan that
-# this command makes again may be damaged.
-if workflow.is_main_process and RESULTS.plan.exists():
-    if not {"plan", str(RESULTS.plan)} & set(sys.argv):
-        plan_as_of(os.stat(RESULTS.plan).st_mtime_ns)

@@ -35,6 +35,8 @@ if DEMO_DATA in named_files() and not DEMO_DATA.exists():
     rule demo_data:
         """
         Copy the demo's conversations to a working directory that is not the workflow's folder.
+
+        No rule makes a file that exists, so a part of it must not have the final name.
         """
         output:
             data=DEMO_DATA,
@@ -44,7 +46,8 @@ if DEMO_DATA in named_files() and not DEMO_DATA.exists():
             RESULTS.benchmark("demo_data")
         shell:
             """
-            exec cp "$DRAFTSTATES_SCRIPTS"/../{output.data:q} {output.data:q} >{log:q} 2>&1
+            cp "$DRAFTSTATES_SCRIPTS"/../{output.data:q} {output.data:q}.partial >{log:q} 2>&1
+            exec mv {output.data:q}.partial {output.data:q} >>{log:q} 2>&1
             """
 
 
@@ -138,6 +141,7 @@ checkpoint plan:
         context=context_tokens,
         max_bytes=CONFIG.max_bytes,
         exclude=sorted(CONFIG.exclude),
+        whole=has_its_tokens,
         code=ask.source_digest("plan", "model"),
     shell:
         """

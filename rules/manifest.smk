@@ -3,7 +3,7 @@
 REQUIRED INPUTS:
     plan = results/plan.json
     verified = results/<capture>/verified/<shard_id>.json of every planned shard; with `storage`,
-        the records of their compact forms
+        the records of their compact forms, and these
     parity = results/<capture>/parity.json
 
 OUTPUTS:
@@ -22,6 +22,7 @@ rule manifest:
     input:
         plan=RESULTS.plan,
         verified=verified_files,
+        stored=compact_files,
         parity=CAPTURE.parity,
     output:
         manifest=CAPTURE.manifest,

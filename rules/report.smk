@@ -19,6 +19,7 @@ rule tokens_report:
     """
     input:
         kept_files(),
+        RESULTS.plan,
         RESULTS.tokens_page,
         vocabulary_files,
 

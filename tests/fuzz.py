@@ -6,8 +6,10 @@ what they find becomes a test of its own.
 
 import copy
 import os
+from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 from hypothesis import settings
 from hypothesis import strategies as st
 
@@ -81,3 +83,14 @@ def damaged(draw: st.DrawFn, data: bytes) -> bytes:
     for _ in range(draw(st.integers(1, 3))):
         found[draw(st.integers(0, len(data) - 1))] ^= 1 << draw(st.integers(0, 7))
     return bytes(found)
+
+
+def flip_in_column(path: Path, column: str) -> None:
+    """Flip a bit in the last value of a Parquet file's column."""
+    group = pq.ParquetFile(path).metadata.row_group(0)
+    chunks = [group.column(number) for number in range(group.num_columns)]
+    chunk = next(each for each in chunks if each.path_in_schema.split(".")[0] == column)
+    data = bytearray(path.read_bytes())
+    begin = chunk.dictionary_page_offset or chunk.data_page_offset
+    data[begin + chunk.total_compressed_size - 1] ^= 4
+    path.write_bytes(data)

@@ -86,7 +86,7 @@ def answer_chunk(
             answers, schema=ANSWERS.with_metadata({FACTS: json.dumps(facts)})
         )
         with publishing(output) as partial:
-            pq.write_table(table, partial, compression="zstd")
+            pq.write_table(table, partial, compression="zstd", write_page_checksum=True)
     progress.remove()
     return facts
 

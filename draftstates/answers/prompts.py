@@ -233,7 +233,7 @@ def write_prompts(
     names: list[str] = []
     with (
         publishing(output) as partial,
-        pq.ParquetWriter(partial, PROMPTS, compression="zstd") as writer,
+        pq.ParquetWriter(partial, PROMPTS, compression="zstd", write_page_checksum=True) as writer,
     ):
         group: list[dict[str, Any]] = []
         for result in results:

@@ -48,6 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> None:
     """Compare the samples and print the distance of each layer."""
+    if arguments.samples < 1:
+        raise UserError(f"--samples: expected at least 1, found {arguments.samples}")
     shard, model = Shard(arguments.shard), ModelFolder(arguments.model)
     limit = Limit.of(
         compute=arguments.compute_dtype,

@@ -68,7 +68,8 @@ def read_tokens(path: Path, *, shard_id: str) -> ShardTokens:
     try:
         wanted = ["sample_id", "input_ids", "loss_mask"]
         shares = SEGMENTS in pq.read_schema(path).names
-        table = pq.read_table(path, columns=[*wanted, SEGMENTS] if shares else wanted)
+        columns = [*wanted, SEGMENTS] if shares else wanted
+        table = pq.read_table(path, columns=columns, page_checksum_verification=True)
         names = table["sample_id"].to_pylist()
         segments = _read_segments(table)
         found = id_of_shard(names, segments)
@@ -109,7 +110,15 @@ def read_sampled(path: Path, *, shard_id: str) -> dict[str, SampledTokens]:
         UserError: the file is missing, unreadable or of another shard, or says nothing of a sample.
     """
     tokens = read_tokens(path, shard_id=shard_id)
-    table = pq.read_table(path, columns=["logprobs", "temperature"])
+    try:
+        table = pq.read_table(
+            path, columns=["logprobs", "temperature"], page_checksum_verification=True
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path}: log probabilities of shard {shard_id} cannot be read ({error});"
+            f" {_again(path)}"
+        ) from error
     said = zip(table["logprobs"], table["temperature"].to_pylist(), strict=True)
     found = {}
     for name, (logprobs, temperature) in zip(tokens.sample_ids, said, strict=True):
@@ -210,7 +219,9 @@ def write_shard_tokens(
                 current, writer = number, None
             table = _with_segments(table, segments[number], done[number])
             done[number] += len(table)
-            writer = writer or pq.ParquetWriter(partial, table.schema, compression="zstd")
+            writer = writer or pq.ParquetWriter(
+                partial, table.schema, compression="zstd", write_page_checksum=True
+            )
             writer.write_table(table)
         written += _close(writer, partial, folder, shard_ids, current)
     finally:
@@ -235,7 +246,9 @@ def _is_current(path: Path, index: SourceIndex, members: np.ndarray) -> bool:
     if index.is_answered:
         return False
     try:
-        table = pq.read_table(path, columns=["row", "sample_id", "source"])
+        table = pq.read_table(
+            path, columns=["row", "sample_id", "source"], page_checksum_verification=True
+        )
     except (OSError, ValueError, KeyError):
         # the file is missing, cut short, or of another kind: it is replaced
         return False

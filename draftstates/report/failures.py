@@ -77,6 +77,21 @@ class FailedJobs(logging.Handler):
         return list(self._failed.values())
 
 
+class WithoutPlaces(logging.Filter):
+    """Filter that cuts from a user's error where in the rules an input function raised it.
+
+    Snakemake adds the places to an error of any kind; where the error is a fault of the rules, they
+    stay.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if getattr(record, "exception", None) == "InputFunctionException":
+            said = record.getMessage()
+            if "\n  WorkflowError:" in said:
+                record.msg, record.args = said.partition("\nTraceback:\n")[0], ()
+        return True
+
+
 def summary(failures: Sequence[Failure], *, rules: Iterable[str]) -> str:
     """Describe failed jobs, the most important errors first.
 

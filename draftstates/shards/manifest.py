@@ -128,7 +128,10 @@ class _Kept:
 
 
 def _kept(capture: Capture, verified: Verified, form: str | None) -> _Kept:
-    """Return the file in which a shard stays; a compact form is compared with its record."""
+    """Return the file in which a shard stays; a compact form is compared with its record.
+
+    Of a form that is newer than its record, the whole content is.
+    """
     if form is None:
         return _Kept(
             path=capture.shard(verified.shard_id),
@@ -142,7 +145,9 @@ def _kept(capture: Capture, verified: Verified, form: str | None) -> _Kept:
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
-        size = path.stat().st_size
+        status, recorded = path.stat(), record.stat()
+        is_newer = status.st_mtime_ns > recorded.st_mtime_ns
+        checksum = file_checksum(path) if is_newer else found.checksum
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"{path}: verified, but it cannot be read: {error}; {capture_again(path)}"
@@ -152,8 +157,10 @@ def _kept(capture: Capture, verified: Verified, form: str | None) -> _Kept:
         "shard_id": found.shard_id,
         "capture_key": found.capture_key,
         "storage": json.dumps(found.storage, sort_keys=True),
+        "checksum": found.checksum,
     }
-    if difference := first_difference(expected, {**metadata, "bytes": size}):
+    changed = {**metadata, "bytes": status.st_size, "checksum": checksum}
+    if difference := first_difference(expected, changed):
         raise UserError(f"{path}: changed since it was made: {difference}; {capture_again(path)}")
     return _Kept(
         path=path,
@@ -308,7 +315,9 @@ def _frame(planned: PlannedShard, found: Verified, kept: _Kept, tokens: Path) ->
     """Return one shard's samples with their source, row and place in the shard."""
     path = tokens / f"{planned.shard_id}.parquet"
     try:
-        frame = pd.read_parquet(path, columns=["sample_id", "source", "row"])
+        frame = pd.read_parquet(
+            path, columns=["sample_id", "source", "row"], page_checksum_verification=True
+        )
     except (OSError, ValueError) as error:
         raise UserError(
             f"{path}: tokens of shard {planned.shard_id} cannot be read ({error}); {PLAN_AGAIN}"

@@ -242,7 +242,7 @@ def read_prompts(path: Path, first: int, end: int) -> Iterator[dict[str, Any]]:
     """
     again = Prompts.remedy(path)
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             begin = 0
             for group in range(file.num_row_groups):
                 stop = begin + file.metadata.row_group(group).num_rows
@@ -261,7 +261,7 @@ def read_answers(file: Path) -> tuple[pa.Table, dict[str, Any]]:
         UserError: the file cannot be read, or is of another kind.
     """
     try:
-        table = pq.read_table(file)
+        table = pq.read_table(file, page_checksum_verification=True)
         return table.select(ANSWERS.names), json.loads(table.schema.metadata[FACTS])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(

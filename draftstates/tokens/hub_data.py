@@ -27,7 +27,7 @@ def write_record(hub: HubData, path: Path) -> None:
             split.
     """
     commit = _commit_of(hub)
-    rows = len(_load(hub, commit))
+    rows = len(_load(hub, commit, files=_files_at(hub, commit)))
     record = {"format": RECORD_FORMAT, **hub.plain(), "revision": commit, "rows": rows}
     publish_json({**record, "asked": hub.revision}, path)
 
@@ -107,15 +107,33 @@ def _prepared_commit(hub: HubData) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _load(hub: HubData, commit: str) -> Any:
-    """Return the rows of a split at a commit."""
+def _files_at(hub: HubData, commit: str) -> frozenset[str]:
+    """Return the files of a data set at a commit; none where the hub cannot be asked."""
+    if is_offline():
+        return frozenset()
+    from huggingface_hub import HfApi
+
+    try:
+        found = HfApi().dataset_info(hub.id, revision=commit, timeout=_SECONDS).siblings or ()
+    except Exception:
+        # as in `_commit_of`
+        return frozenset()
+    return frozenset(file.rfilename for file in found)
+
+
+def _load(hub: HubData, commit: str, *, files: frozenset[str] = frozenset()) -> Any:
+    """Return the rows of a split at a commit.
+
+    Args:
+        files: files that the commit has, as far as they are known.
+    """
     import datasets
 
     # a split that was loaded before is read from where `datasets` has prepared it
     datasets.disable_progress_bars()
     snapshot = cached_snapshot("datasets", hub.id, commit)
     try:
-        if snapshot is not None and (is_offline() or _is_whole(snapshot)):
+        if snapshot is not None and (is_offline() or _is_whole(snapshot, files)):
             _check_parts(snapshot)
             return datasets.load_dataset(str(snapshot), hub.subset, split=hub.split)
         loaded = datasets.load_dataset(hub.id, hub.subset, split=hub.split, revision=commit)
@@ -133,9 +151,13 @@ def _load(hub: HubData, commit: str) -> Any:
     return loaded
 
 
-def _is_whole(snapshot: Path) -> bool:
-    """Return whether a snapshot holds data files, so that no network is needed."""
-    return any(snapshot.rglob("*.parquet")) or any(snapshot.rglob("*.jsonl"))
+def _is_whole(snapshot: Path, files: frozenset[str]) -> bool:
+    """Return whether a snapshot holds data files, and all of these files: no network is needed.
+
+    A program that fetched single files leaves a snapshot of these alone.
+    """
+    has_data = any(snapshot.rglob("*.parquet")) or any(snapshot.rglob("*.jsonl"))
+    return has_data and all((snapshot / name).exists() for name in files)
 
 
 def _check_parts(snapshot: Path) -> None:

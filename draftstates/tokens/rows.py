@@ -6,6 +6,7 @@ Rows are read one by one in bounded memory, from files of any supported kind.
 import dataclasses
 import io
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -191,17 +192,19 @@ def read_rows(paths: list[Path], *, limit: int | None = None) -> Iterator[Row]:
 
     Raises:
         UserError: a file is missing, not a regular file, of an unknown kind, compressed but empty,
-            or cannot be read.
+            cannot be read, or changed while it was read.
     """
     number = 0
     for path in paths:
         try:
             _check_kind(path)
+            before = path.stat()
             for place, value in _read_file(path):
                 yield Row(number, f"{path}, {place}", value)
                 number += 1
                 if number == limit:
                     return
+            _check_unchanged(path, before)
         except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
             raise UserError(f"{path}: cannot be read: {error}") from error
 
@@ -221,6 +224,17 @@ def _check_kind(path: Path) -> None:
     if path.suffix in COMPRESSED and not path.stat().st_size:
         raise UserError(
             f"{path}: expected compressed data, found an empty file: get it again, or leave it out"
+        )
+
+
+def _check_unchanged(path: Path, before: os.stat_result) -> None:
+    """Refuse a file that another program wrote to while it was read, such as a download."""
+    after = path.stat()
+    if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+        raise UserError(
+            f"{path}: expected a complete file, found one that changed while it was read, from"
+            f" {before.st_size:,} to {after.st_size:,} bytes: wait until it is written, and run"
+            " again"
         )
 
 

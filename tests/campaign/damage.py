@@ -2,6 +2,7 @@
 table says who noticed it.
 
     python tests/campaign/damage.py --folder /tmp/damage [--kinds plan shard] [--damages emptied]
+    python tests/campaign/damage.py --folder /tmp/damage --compact
 
 After each damage, `snakemake` runs, then `ShardDataset` reads every sample without and with
 `verify`, then the job that reads the file next is forced. A damage must be noticed with the file's
@@ -40,6 +41,8 @@ KINDS = {
     "recaptures": ("*/shards/*.recaptures.safetensors", "verified"),
     "receipts": ("*/shards/*.receipts.json", "verified"),
     "shard": ("*/shards/*[0-9a-f].safetensors", "verified"),
+    "compact form": ("*/compact/*/*.safetensors", "manifest"),
+    "its record": ("*/compact/*/*.json", "manifest"),
     "verified": ("*/verified/*.json", "manifest"),
     "manifest": ("*/manifest.json", "export"),
     "samples": ("*/samples.parquet", "export"),
@@ -54,6 +57,10 @@ KINDS = {
     "log": ("logs/**/*.log", None),
     "benchmark": ("benchmarks/**/*.tsv", None),
 }
+# kinds of a tree whose shards are stored in a compact form
+_COMPACT = ("compact form", "its record")
+OF_COMPACT = (*_COMPACT, "verified", "manifest", "samples")
+AS_CAPTURED = tuple(kind for kind in KINDS if kind not in _COMPACT)
 _RECORD = "no job and no trainer reads it: it is for people"
 HARMLESS = {
     "log": _RECORD,
@@ -73,6 +80,8 @@ HARMLESS = {
     "receipts": "the shard was verified; trainers read the shard",
     "verified": "the manifest has what it says; the next manifest reads and checks it",
     "shard": "docs/failures.md: a second run does not read shards, and verify=True does",
+    "compact form": "docs/failures.md: a second run does not read shards, and verify=True does",
+    "its record": "the manifest has what it says; the next manifest reads and checks it",
     "export": "an export writes it a second time",
     "ledger": "an export that cannot read it writes every file a second time",
     "exported": "docs/failures.md: no run reads an export's files; its trainer does",
@@ -234,8 +243,8 @@ def _run(copy: Finished, outcome: Outcome, damaged: Path, *flags: str) -> None:
 
 
 def _names(outcome: Outcome, damaged: Path, text: str) -> bool:
-    """Return whether a text names the damaged file; the three files of a shard go by its id."""
-    if outcome.kind in ("shard", "recaptures", "receipts"):
+    """Return whether a text names the damaged file; the files of a shard go by its id."""
+    if outcome.kind in ("shard", "recaptures", "receipts", *_COMPACT):
         return damaged.name.split(".")[0] in text
     return damaged.name in text
 
@@ -259,7 +268,7 @@ def _read(copy: Finished, outcome: Outcome, damaged: Path, *, verify: bool) -> N
     except Exception as error:
         outcome.wrong.append(f"{who}: {type(error).__name__}: {error}")
     else:
-        if not same and (verify or outcome.kind != "shard"):
+        if not same and (verify or outcome.kind not in ("shard", "compact form")):
             outcome.wrong.append(f"{who} gives other samples")
 
 
@@ -283,21 +292,26 @@ def main() -> None:
     """Try the cases, print the table, and end with status 1 if one is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--folder", type=Path, required=True, help="the tree is made or found here")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--compact", action="store_true", help="a tree with compact shards")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS)
     parser.add_argument("--damages", nargs="+", choices=DAMAGES, default=list(DAMAGES))
     arguments = parser.parse_args()
-    whole = arguments.folder / "whole"
+    whole = arguments.folder / ("compact" if arguments.compact else "whole")
+    changes = {"storage": {"format": "e4m3"}} if arguments.compact else {}
+    usual = OF_COMPACT if arguments.compact else AS_CAPTURED
     with preloaded():
         finished = (
             find_finished(whole)
             if whole.exists()
-            else make_finished(whole, rows=3, exports={"specforge": {}}, draft_vocab_size=64)
+            else make_finished(
+                whole, rows=3, exports={"specforge": {}}, draft_vocab_size=64, **changes
+            )
         )
         results = finished.workspace.results
         wrong = len(others := unnamed(results))
         for path in others:
             print(f"WRONG: {path.relative_to(results)}: a file of no kind")
-        for number, case in enumerate(cases(results, arguments.kinds, arguments.damages)):
+        for number, case in enumerate(cases(results, arguments.kinds or usual, arguments.damages)):
             outcome = try_damage(finished, arguments.folder / f"copy{number}", *case)
             print(outcome, flush=True)
             wrong += bool(outcome.wrong)

@@ -176,6 +176,33 @@ def test_it_runs_as_a_module_of_a_larger_workflow(
     assert int((elsewhere / "count.txt").read_text()) > 4
 
 
+# In place of `cp`: half of the file, and then neither it nor Snakemake lives.
+HALF_A_COPY = """#!/bin/sh
+head -c 99 "$1" >"$2"
+kill -9 $(cut -d " " -f 4 /proc/$PPID/stat)
+exit 1
+"""
+
+
+def test_half_of_the_demos_data_is_no_data(
+    python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No rule makes a file that is there, so that half of it would be all of the data."""
+    copies = tmp_path / "bin" / "cp"
+    copies.parent.mkdir()
+    copies.write_text(HALF_A_COPY)
+    copies.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{copies.parent}{os.pathsep}{os.environ['PATH']}")
+    data = Path("examples", "conversations.jsonl")
+    killed = subprocess.run(
+        [python, "-m", "snakemake", "--cores", "1", "--snakefile", REPOSITORY / "Snakefile", data],
+        cwd=tmp_path,
+        env=outside(),
+    )
+    assert killed.returncode == -9
+    assert [path.name for path in (tmp_path / "examples").iterdir()] == [f"{data.name}.partial"]
+
+
 def test_the_demo_brings_its_configuration_and_data(python: Path, tmp_path: Path) -> None:
     flags = ("--snakefile", str(REPOSITORY / "Snakefile"), "--dry-run")
     run = snakemake(python, tmp_path, *flags)

@@ -20,7 +20,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, preloaded_libraries: None
 def test_every_file_of_a_tree_is_of_a_kind(finished: Finished) -> None:
     assert damage.unnamed(finished.workspace.results) == []
     assert [
-        kind for kind in damage.KINDS if not damage.files_of(finished.workspace.results, kind)
+        kind for kind in damage.AS_CAPTURED if not damage.files_of(finished.workspace.results, kind)
     ] == []
 
 

@@ -196,6 +196,26 @@ if not Path("tried").exists():
     assert "a passing failure" not in failed.stdout[failed.stdout.rindex("1 job failed:\n") :]
 
 
+@pytest.mark.parametrize(
+    ("rule", "target"), [("plan", "tokens_report"), ("tokenise", "results/plan.json")]
+)
+def test_a_part_of_the_workflow_is_no_success_once_a_job_before_it_has_failed(
+    workspace: Workspace, rule: str, target: str
+) -> None:
+    """What was made of the failed job's earlier output is newer than all that is left."""
+    del workspace.config["draft_vocab_size"]
+    script = workspace.folder / f"scripts/{rule}.py"
+    whole = script.read_bytes()
+    workspace.run(target)
+    script.write_text(FAILS)
+    assert workspace.snakemake(target, "--forcerun", rule).returncode != 0
+    assert workspace.snakemake(target).returncode != 0
+    script.write_bytes(whole)
+    made = workspace.run(target)
+    assert made.jobs(rule) >= made.jobs("plan") == 1
+    assert workspace.run(target).nothing_to_be_done
+
+
 def test_files_dated_in_the_future_are_named_with_the_remedy_also_in_a_dry_run(
     workspace: Workspace,
 ) -> None:

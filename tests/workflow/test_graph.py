@@ -124,6 +124,9 @@ def test_shards_that_are_stored_in_a_compact_form_are_captured_once(workspace: W
     workspace.edit("scripts/store.py", "import argparse\n", "import argparse  # edited\n")
     again = workspace.run()
     assert again.jobs("compact") == again.jobs("server") == 0, "nothing that decides a number"
+    stored[1].touch()
+    again = workspace.run()
+    assert (again.jobs("compact"), again.jobs("manifest")) == (0, 1), "it may have changed"
     assert workspace.run().nothing_to_be_done
     extract.write_text(ours)
     (capture / "verified" / f"{stored[2].stem}.json").unlink()
@@ -226,7 +229,7 @@ def test_data_that_are_gone_are_named_once_they_are_needed(workspace: Workspace)
     assert failed.returncode != 0
     missing = workspace.folder / "one.jsonl"
     assert f"data.sources[0].files[0]: {missing}: no such file: correct the path" in failed.stdout
-    assert "Traceback (most recent call last)" not in failed.stdout
+    assert "Traceback" not in failed.stdout
 
 
 def test_a_damaged_plan_is_named_and_what_the_message_says_mends_it(workspace: Workspace) -> None:

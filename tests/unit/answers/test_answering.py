@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from answer_kit import StubServer, answer_all, asking, prompts_of, says, stub_server, user
+from fuzz import flip_in_column
 from token_kit import run_script, server_ids, template, tokenizer_folder
 
 from draftstates.answers import client
@@ -525,6 +526,27 @@ def test_a_prompt_without_its_answer_is_named(tmp_path) -> None:
     asked_more = asking(samples=2)
     with pytest.raises(UserError, match="expected the turns of sample 1 of prompt"):
         list(AnsweredRows(tmp_path / "key", asked_more).results())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "column", "expected"),
+    [
+        ("prompts.parquet", "conversation", "expected prompts"),
+        ("prompts.parquet", "row", "expected prompts"),
+        ("key/*.parquet", "prompt_ids", "expected a chunk's answers"),
+        ("key/*.parquet", "temperature", "expected a chunk's answers"),
+    ],
+)
+def test_prompts_and_answers_that_changed_on_the_disk_are_refused(
+    tmp_path, pattern: str, column: str, expected: str
+) -> None:
+    answered(tmp_path, ROWS)
+    (path,) = tmp_path.glob(pattern)
+    path.chmod(0o644)
+    flip_in_column(path, column)
+    with pytest.raises(UserError, match=expected) as error:
+        results(tmp_path, asking())
+    assert str(path) in str(error.value)
 
 
 def test_rows_without_a_prompt_are_named(tmp_path) -> None:

@@ -65,6 +65,11 @@ def test_bad_input_is_an_error_of_one_line(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_comparison_of_no_samples_is_no_success() -> None:
+    with pytest.raises(SystemExit, match="error: --samples: expected at least 1, found 0"):
+        cli.main(["parity", *CALLS["parity"], "--samples", "0"])
+
+
 def test_every_command_has_a_call_here() -> None:
     assert set(CALLS) == set(cli.COMMANDS)
 

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
-from fuzz import changed, damaged
+from fuzz import changed, damaged, flip_in_column
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -111,3 +112,14 @@ def test_damaged_tokens_of_a_shard_are_refused_by_name_or_read_as_they_were(
     else:
         assert found.sample_ids == NAMES
         assert found.lengths == [3, 5, 9]
+
+
+@pytest.mark.parametrize("column", ["row", "source", "part", "loss_mask", "logprobs"])
+def test_every_column_of_a_shards_tokens_is_held_to_its_checksum(tokens: Path, column: str) -> None:
+    """No id covers a sample's row and source, which the manifest's table takes from here."""
+    plan(tokens)
+    path = tokens.parent / "shards" / f"{SHARD}.parquet"
+    path.chmod(0o644)
+    flip_in_column(path, column)
+    with pytest.raises(OSError, match="CRC checksum"):
+        pq.read_table(path, columns=[column], page_checksum_verification=True)

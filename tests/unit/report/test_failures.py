@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from draftstates.report.failures import FailedJobs, Failure, summary
+from draftstates.report.failures import FailedJobs, Failure, WithoutPlaces, summary
 
 EMPTY = "error: the log is empty: the job was killed (out of memory?), or the disk is full"
 Event = enum.Enum("Event", ["ERROR", "JOB_ERROR", "JOB_FINISHED"])
@@ -113,3 +113,21 @@ def test_a_job_that_succeeds_later_has_not_failed() -> None:
     log(jobs, None, "a message of another kind")
     log(jobs, Event.JOB_FINISHED, job_id=1)
     assert jobs.failed() == []
+
+
+@pytest.mark.parametrize(
+    ("exception", "error", "cut"),
+    [
+        ("InputFunctionException", "WorkflowError", True),
+        ("InputFunctionException", "KeyError", False),
+        ("WorkflowError", "WorkflowError", False),
+    ],
+)
+def test_a_users_error_in_an_input_function_has_no_places(
+    exception: str, error: str, cut: bool
+) -> None:
+    said = f"{exception} in rule a:\nError:\n  {error}:\n    100% gone\nWildcards:\n"
+    place = "\nTraceback:\n  File x, line 1, in f"
+    record = logging.makeLogRecord({"msg": said + place, "exception": exception})
+    assert WithoutPlaces().filter(record)
+    assert record.getMessage() == (said if cut else said + place)

@@ -221,6 +221,13 @@ def _short_file(run: StoredRun, path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-9])
 
 
+def _other_bit(run: StoredRun, path: Path) -> None:
+    file = path.with_suffix(".safetensors")
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 4
+    file.write_bytes(data)
+
+
 def _other_shard(run: StoredRun, path: Path) -> None:
     other = run.capture.compact(run.shard_id("b"), FORM)
     path.with_suffix(".safetensors").write_bytes(other.read_bytes())
@@ -236,6 +243,7 @@ def _gone(run: StoredRun, path: Path) -> None:
         (_other_source, "expected captured_checksum"),
         (_other_byte, "changed since it was written"),
         (_short_file, "cannot be read"),
+        (_other_bit, "changed since it was made: expected checksum"),
         (_other_shard, "changed since it was made"),
         (_gone, "cannot be read"),
     ],

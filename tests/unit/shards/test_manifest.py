@@ -23,6 +23,7 @@ from captured import (
     verify,
     write,
 )
+from fuzz import flip_in_column
 
 from draftstates.documents import sealed
 from draftstates.errors import UserError
@@ -361,6 +362,14 @@ def test_samples_that_are_in_no_shard_are_refused(run: Run) -> None:
 def test_a_manifest_of_nothing_is_an_error(run: Run) -> None:
     run.plan = dataclasses.replace(run.plan, shards=())
     assert "no shards" in _refused(run)
+
+
+@pytest.mark.parametrize("column", ["row", "source"])
+def test_another_row_or_source_of_a_sample_is_refused(run: Run, column: str) -> None:
+    path = run.results / "tokens" / "shards" / f"{run.captured['a'].shard_id}.parquet"
+    pq.write_table(pq.read_table(path), path, write_page_checksum=True)
+    flip_in_column(path, column)
+    assert f"{path}: tokens of shard" in _refused(run)
 
 
 def test_tokens_that_are_gone_are_named(run: Run) -> None:

@@ -5,6 +5,7 @@ import json
 import pytest
 from token_kit import chat, run_source
 
+from draftstates.errors import UserError
 from draftstates.tokens.conversations import parse_row
 from draftstates.tokens.rows import RowSkipped, parse_json, read_rows
 
@@ -50,6 +51,23 @@ def test_rows_beside_one_with_a_key_twice_are_kept(demo_model, tmp_path) -> None
     rows = [row.value for row in read_rows([tmp_path / "rows.json"])]
     assert [isinstance(value, RowSkipped) for value in rows] == [False, True, False]
     assert rows[2] == {"messages": chat("Q", "B")}
+
+
+@pytest.mark.parametrize("change", ["longer", "replaced"])
+def test_a_file_that_is_written_while_it_is_read_is_refused(tmp_path, change: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f"{json.dumps(GOOD)}\n" * 3)
+    rows = read_rows([path])
+    next(rows)
+    if change == "longer":
+        with path.open("a") as file:
+            file.write(json.dumps(GOOD)[:9])
+    else:
+        (tmp_path / "new").write_text(f"{json.dumps(GOOD)}\n" * 3)
+        (tmp_path / "new").replace(path)
+    with pytest.raises(UserError, match="rows.jsonl: expected a complete file, found one that"):
+        list(rows)
+    assert len(list(read_rows([path], limit=2))) == 2
 
 
 def test_a_mark_of_utf8_is_no_text() -> None:

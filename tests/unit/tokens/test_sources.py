@@ -1,9 +1,11 @@
 """Where rows come from: patterns, folders, the hub's cache; and what a missing file is answered."""
 
+import contextlib
 import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -232,6 +234,32 @@ def test_a_missing_part_of_a_data_set_is_noticed(cache, tmp_path) -> None:
     with pytest.raises(UserError, match="expected data/train-00001-of-00002.parquet"):
         write_record(HubData(id="org/chats"), tmp_path / "chats.json")
     assert not (tmp_path / "chats.json").exists()
+
+
+@pytest.mark.parametrize("more", [[], ["data/more.jsonl"]])
+def test_a_part_of_a_data_set_is_not_taken_for_the_whole_where_the_hub_can_be_asked(
+    cache, tmp_path, monkeypatch, more: list[str]
+) -> None:
+    import datasets
+
+    def info(api, repo_id, *, revision, timeout):
+        siblings = [SimpleNamespace(rfilename=name) for name in (*names, *more)]
+        return SimpleNamespace(sha=COMMIT, siblings=siblings)
+
+    def load(place, *names, **options):
+        asked.append(place)
+        return local(str(snapshot), *names, split=options["split"])
+
+    asked: list[str] = []
+    local = datasets.load_dataset
+    snapshot = cache / "datasets--org--chats" / "snapshots" / COMMIT
+    names = [str(path.relative_to(snapshot)) for path in snapshot.rglob("*.parquet")]
+    monkeypatch.setattr("draftstates.tokens.hub_data.is_offline", lambda: False)
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", info)
+    monkeypatch.setattr("datasets.load_dataset", load)
+    with contextlib.suppress(UserError):
+        write_record(HubData(id="org/chats"), tmp_path / "chats.json")
+    assert asked == ["org/chats" if more else str(snapshot)]
 
 
 def test_other_rows_than_the_record_names_are_noticed(cache, tmp_path) -> None:
