@@ -8,7 +8,8 @@ makes some shards again. At a random moment one or two of its processes, or the 
 Snakemake, get KILL or TERM. Then
 
 - no process of the run is left after some seconds, and with --slurm no job;
-- no shard that was complete is gone or made again;
+- no shard that was complete is gone or made again, except that of a job that got KILL itself:
+  Snakemake removes what such a job has made, even if only its last moment was still to come;
 - the next run completes (after --unlock, where Snakemake says so);
 - the manifest lists every shard, and every sample reads as it did at first.
 
@@ -66,6 +67,8 @@ class Campaign:
     def __init__(self, folder: Path, *, seed: int, slurm: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.random = random.Random(seed)
+        # open descriptors of complete shards: the inode of an open file is given to no other
+        self._open: list[int] = []
         self._play = Playground(folder / "work")
         self._cluster = Cluster(self._play) if slurm else None
         changes: dict[str, Any] = {"idle_seconds": 20.0, "stop_seconds": 2.0}
@@ -93,6 +96,7 @@ class Campaign:
         """Kill a run, and see the next one complete; return what was killed."""
         missing = self._forget_some()
         complete = self._complete()
+        self._killed_jobs: list[str] = []
         run = self._start()
         moment = self.random.uniform(0.0, self._seconds)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -114,6 +118,8 @@ class Campaign:
     def end(self) -> None:
         """End whatever is left of a run."""
         self._play.end()
+        while self._open:
+            os.close(self._open.pop())
 
     def _forget_some(self) -> int:
         """Remove some shards, what was made of them, and sometimes the attestation."""
@@ -128,12 +134,15 @@ class Campaign:
             capture.server.unlink()
         return len(chosen)
 
-    def _complete(self) -> set[tuple[Path, int, int]]:
-        """Return each complete shard, with its inode and time."""
+    def _complete(self) -> set[tuple[Path, int]]:
+        """Return each complete shard, with its inode. Snakemake changes the time of a shard."""
         found = set()
         for shard_id in self._capture.whole_shard_ids():
             path = self._capture.shard(shard_id)
-            found.add((path, path.stat().st_ino, path.stat().st_mtime_ns))
+            # a job that failed may just have been cleared up
+            with contextlib.suppress(FileNotFoundError):
+                self._open.append(os.open(path, os.O_RDONLY))
+                found.add((path, os.fstat(self._open[-1]).st_ino))
         return found
 
     def _start(self) -> subprocess.Popen:
@@ -154,6 +163,7 @@ class Campaign:
         for line in chosen:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(line.split()[0]), number)
+        self._killed_jobs = [line for line in chosen if number == signal.SIGKILL]
         return f"{number.name} to {[_short(line) for line in chosen]}"
 
     def _see_nothing_left(self) -> None:
@@ -167,7 +177,12 @@ class Campaign:
             eventually(lambda: not jobs("gpu"), within=seconds, what="no server job is left")
         eventually(_nothing(self._play), within=seconds, what=str(self._play.survivors()))
 
-    def _see_the_next_run_complete(self, complete: set[tuple[Path, int, int]]) -> None:
+    def _see_the_next_run_complete(self, complete: set[tuple[Path, int]]) -> None:
+        complete = {
+            (path, inode)
+            for path, inode in complete
+            if not any(f"--shard-id {path.stem}" in line for line in self._killed_jobs)
+        }
         gone = complete - self._complete()
         assert not gone, f"complete shards are gone, or made again: {gone}"
         workspace = self._workspace
