@@ -91,14 +91,15 @@ class ServerFolder:
 
 
 def overwrite(path: Path, content: dict[str, Any]) -> None:
-    """Write into an existing file.
+    """Write the content of an existing file.
 
     Readers on other nodes see new content of a known file at once, but a new file name only later.
 
     Raises:
         FileNotFoundError: the file does not exist any more.
     """
-    with open(os.open(path, os.O_WRONLY), "w") as file:
+    # a longer text that a full disk has cut off would stay behind this one
+    with open(os.open(path, os.O_WRONLY | os.O_TRUNC), "w") as file:
         file.write(json.dumps(content) + "\n")
 
 

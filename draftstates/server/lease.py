@@ -159,14 +159,18 @@ def _wait(request: Request, run: RunFolder) -> dict[str, str]:
             answer = request.answer()
         except FileNotFoundError:
             raise UserError(f"the run is over, and its folder {run.folder} is gone") from None
+        # a file server may be unavailable for a moment
+        except OSError:
+            answer = None
         if answer:
             if "error" in answer:
                 raise UserError(answer["error"])
             return answer
         if time.monotonic() > next_line:
             next_line = time.monotonic() + _STATUS_SECONDS
-            status = read_json(run.status) or {"servers": "its supervisor starts"}
-            print(f"waiting for a server: {status['servers']}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):
+                status = read_json(run.status) or {"servers": "its supervisor starts"}
+                print(f"waiting for a server: {status['servers']}", file=sys.stderr, flush=True)
         time.sleep(_POLL_SECONDS)
 
 

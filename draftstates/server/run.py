@@ -58,8 +58,8 @@ def present_run() -> RunFolder | None:
     run = RunFolder(Path(folder))
     if is_over(run):
         raise UserError(
-            f"the run that {RUN_FOLDER_VARIABLE} names is over ({folder}), so no server would work"
-            " for it"
+            f"the run that {RUN_FOLDER_VARIABLE} names is over or has lost its folder"
+            f" ({folder}), so no server would work for it"
         )
     return run
 

@@ -104,6 +104,7 @@ class Supervisor:
 
     def end(self) -> None:
         """Begin to end all servers."""
+        self._again.clear()
         for server in list(self._servers):
             self._end(server, _STOPPED)
 
@@ -199,7 +200,7 @@ class Supervisor:
             if server not in self._servers:
                 continue
             if failure := server.failure():
-                self._failed(server, failure.without(self._api_key))
+                self._failed(server, failure.without(server.address.api_key))
             elif server.draining and not was_draining:
                 _say(str(server))
                 self._replace(server.number)

@@ -68,6 +68,21 @@ def test_the_supervisor_beats_while_slurm_does_not_answer(
     assert "heartbeat" not in [thread.name for thread in threading.enumerate()]
 
 
+def test_the_queue_is_that_of_this_user_whatever_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def answer(command: list[str], **_: object) -> "subprocess.CompletedProcess[str]":
+        asked.extend(command)
+        return subprocess.CompletedProcess(command, 0, "7|RUNNING|None|UNLIMITED\n", "")
+
+    monkeypatch.setattr(subprocess, "run", answer)
+    monkeypatch.setenv("LOGNAME", "somebody-else")
+    assert commands.queue("name") == {"7": commands.QueueEntry("RUNNING", "None", None)}
+    assert asked[asked.index("--user") + 1] == str(os.getuid())
+
+
 @pytest.fixture(params=[errno.EAGAIN, errno.ENOENT])
 def refused(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Have no process start; yield the number of the error."""
