@@ -115,6 +115,13 @@ def beat(path: Path) -> None:
         file.write(f"{time.time_ns():0{_WIDTH}}")
 
 
+def say(text: str) -> None:
+    """Print a line of the log of a supervisor or a server job."""
+    # a full disk stops no decision
+    with contextlib.suppress(OSError):
+        print(f"{time.strftime('%F %T')} {text}", flush=True)
+
+
 class Pulse:
     """The life of a process: by its number on this machine, elsewhere by its heartbeat.
 

@@ -102,10 +102,6 @@ def hold(settings: ServerSettings) -> None:
         raise UserError(f"the server does not answer any more: {problem}")
 
 
-def _has_failed(address: Address) -> bool:
-    return address.failed is not None and address.failed.exists()
-
-
 def _until_silent(address: Address) -> str:
     """Return what is wrong with a server that has not been healthy for some time.
 
@@ -116,7 +112,9 @@ def _until_silent(address: Address) -> str:
         problem = health(address.url, seconds=_HEALTH_SECONDS)
         if not problem:
             healthy = time.monotonic()
-        elif time.monotonic() - healthy > _SILENT_SECONDS or _has_failed(address):
+        elif time.monotonic() - healthy > _SILENT_SECONDS or (
+            address.failed and address.failed.exists()
+        ):
             return problem
         time.sleep(1.0)
 

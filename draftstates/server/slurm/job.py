@@ -15,7 +15,7 @@ from pathlib import Path
 
 from draftstates.errors import UserError
 from draftstates.server.address import read_key_config
-from draftstates.server.folder import Pulse, RunFolder, ServerFolder, leave_error
+from draftstates.server.folder import Pulse, RunFolder, ServerFolder, leave_error, say
 from draftstates.server.lasting import Failure
 from draftstates.server.local import LocalServer
 from draftstates.server.processes import become_subreaper, end_descendants, exit_on_term
@@ -89,11 +89,6 @@ def main() -> None:
             say(error)
             leave_error(run, place, error, lasting=lasting)
         end_descendants(stop_seconds)
-
-
-def say(text: str) -> None:
-    """Print a line of the job's log."""
-    print(f"{time.strftime('%F %T')} {text}", flush=True)
 
 
 if __name__ == "__main__":
