@@ -15,6 +15,7 @@ from typing import Any
 from draftstates.files import read_json, write_private
 from draftstates.server.processes import Process
 
+RUN_FOLDER_VARIABLE = "DRAFTSTATES_RUN_FOLDER"
 _WIDTH = 20
 
 
@@ -88,6 +89,17 @@ class ServerFolder:
         self.failed = folder / "failed.json"
         self.stop = folder / "stop"
         self.selftest_log = folder / "selftest.log"
+
+
+def is_there(path: Path, *, unknown: bool) -> bool:
+    """Return whether a path exists, or `unknown` while a file server does not answer."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return unknown
+    return True
 
 
 def overwrite(path: Path, content: dict[str, Any]) -> None:

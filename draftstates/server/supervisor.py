@@ -23,7 +23,7 @@ from draftstates.errors import LastingError, UserError
 from draftstates.files import read_json, write_private
 from draftstates.server.address import write_key_config
 from draftstates.server.external import ExternalServer
-from draftstates.server.folder import RunFolder, beat, leave_error, say
+from draftstates.server.folder import RunFolder, beat, is_there, leave_error, say
 from draftstates.server.gpus import GpuLock
 from draftstates.server.lasting import Failure
 from draftstates.server.leases import Leases
@@ -356,7 +356,7 @@ def serve(run: RunFolder, owner: Process) -> None:
     supervisor = Supervisor(run, owner)
     stop_beating = _keep_beating(run.heartbeat)
     try:
-        while owner.is_alive() and run.folder.exists():
+        while owner.is_alive() and is_there(run.folder, unknown=True):
             try:
                 supervisor.tick()
                 if not supervisor.is_needed:
