@@ -25,7 +25,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +174,10 @@ class Campaign:
             # soon as they want a server; others are cancelled here, as a person does.
             subprocess.run(["scancel", "--partition", "cpu", "--user", "root"], check=True)
             eventually(lambda: not jobs("gpu"), within=seconds, what="no server job is left")
-        eventually(_nothing(self._play), within=seconds, what=str(self._play.survivors()))
+        deadline = time.monotonic() + seconds
+        while left := self._play.survivors():
+            assert time.monotonic() < deadline, f"left after {seconds} s: {_described(left)}"
+            time.sleep(0.1)
 
     def _see_the_next_run_complete(self, complete: set[tuple[Path, int]]) -> None:
         complete = {
@@ -225,8 +227,20 @@ def _read(manifest: Path) -> dict[str, dict[str, torch.Tensor]]:
     return {dataset.sample_id(i): dataset[i] for i in range(len(dataset))}
 
 
-def _nothing(play: Playground) -> Callable[[], bool]:
-    return lambda: not play.survivors()
+def _described(lines: list[str]) -> str:
+    """Return processes with their state, parent and call into the kernel, as evidence."""
+    found = []
+    for line in lines:
+        folder = Path("/proc") / line.split()[0]
+        with contextlib.suppress(OSError):
+            status = dict(
+                field.split(":\t", 1)
+                for field in (folder / "status").read_text().splitlines()
+                if ":\t" in field
+            )
+            what = f"{status['State']}, parent {status['PPid']}, ignores {status['SigIgn']}"
+            found.append(f"{line} ({what}, catches {status['SigCgt']})")
+    return "\n".join(found)
 
 
 def _short(line: str) -> str:
