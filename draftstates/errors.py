@@ -15,6 +15,9 @@ LASTING_STATUS = 2
 NO_SECOND_ATTEMPT = "no second attempt is made in this run: it would end in the same way"
 
 
+_complete = False
+
+
 class UserError(Exception):
     """A fault that the user can correct.
 
@@ -59,14 +62,17 @@ def run_command(main: Callable[[], None], *, lasting: bool = False) -> None:
     A `UserError`, or a file that the system refuses, becomes one line on stderr and exit status 1
     (a `LastingError`: 2), never a traceback. The signal TERM, as from `scancel` or at a time limit,
     raises SystemExit(143) in `main`, so that `main` can clean up; a second TERM ends the process at
-    once.
+    once. After `result_is_complete`, TERM has no effect.
 
     Args:
         lasting: whether a `UserError` of this command comes back at every attempt.
     """
-    process = os.getpid()
+    global _complete
+    process, _complete = os.getpid(), False
 
     def leave(number: int, frame: FrameType | None) -> None:
+        if _complete and os.getpid() == process:
+            return
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if os.getpid() != process:
             # a forked worker has no files to clean up, and its pool waits for its end
@@ -97,4 +103,15 @@ def run_command(main: Callable[[], None], *, lasting: bool = False) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        # the interpreter puts the system's action in the place of a handler when it ends
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if _complete else before)
+
+
+def result_is_complete() -> None:
+    """Have TERM make no failure of the present command, whose result has its final name.
+
+    Snakemake removes the output of a job that fails, and a shard costs more than the second that
+    the command needs to end.
+    """
+    global _complete
+    _complete = True

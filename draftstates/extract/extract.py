@@ -11,7 +11,7 @@ import numpy as np
 
 from draftstates.config import Checks, Extract
 from draftstates.containers import distinct, present_image
-from draftstates.errors import UserError, counted
+from draftstates.errors import UserError, counted, result_is_complete
 from draftstates.extract import protocol
 from draftstates.extract.client import Captured, Client, Endpoint, WaitedInVain, Work
 from draftstates.extract.progress import ProgressFile
@@ -120,6 +120,7 @@ def extract_shard(
         publish(receipts, receipts_of(output), read_only=True)
         # The shard comes last: its final name promises that its companions are complete.
         publish(shard, output, read_only=True)
+        result_is_complete()
     return {
         "captured_tokens": len(tokens.input_ids) - copied.tokens,
         "copied_tokens": copied.tokens,

@@ -7,6 +7,7 @@ from draftstates.capture.settings import CaptureSettings
 from draftstates.config import Configuration, LeaseOptions, Server
 from draftstates.containers import scratch, shown_to_server
 from draftstates.paths import Results
+from draftstates.server.gpus import visible_gpus
 from draftstates.server.settings import ServerKind, ServerSettings
 from draftstates.spec import CaptureSpec
 
@@ -22,12 +23,12 @@ DEVICE_VARIABLE = "DRAFTSTATES_DEVICE"
 def on_gpu(server: Server) -> bool:
     """Return whether the configured server computes on NVIDIA GPUs.
 
-    `auto` looks for the GPUs of this machine, without importing torch. A step in a container sees
-    no GPUs and reads the variable DRAFTSTATES_DEVICE instead (`cuda` or `cpu`).
+    `auto` looks for the GPUs that this process sees, without importing torch. A step in a container
+    sees no GPUs and reads the variable DRAFTSTATES_DEVICE instead (`cuda` or `cpu`).
     """
     if server.device == "auto" and server.launcher == "local":
         device = os.environ.get(DEVICE_VARIABLE)
-        return device == "cuda" if device else any(Path("/dev").glob("nvidia[0-9]*"))
+        return device == "cuda" if device else bool(visible_gpus())
     # a server job runs on another node than its clients
     return server.device != "cpu"
 

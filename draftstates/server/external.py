@@ -22,7 +22,6 @@ class ExternalServer:
 
     def __init__(self, settings: ServerSettings) -> None:
         assert settings.url
-        self.log = settings.log
         self.url = settings.url.rstrip("/")
         self.api_key = _read_key(settings.api_key_file)
         if problem := health(self.url, seconds=_HEALTH_SECONDS):

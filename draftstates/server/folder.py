@@ -15,6 +15,7 @@ from typing import Any
 from draftstates.files import read_json, write_private
 from draftstates.server.processes import Process
 
+RUN_FOLDER_VARIABLE = "DRAFTSTATES_RUN_FOLDER"
 _WIDTH = 20
 
 
@@ -90,15 +91,27 @@ class ServerFolder:
         self.selftest_log = folder / "selftest.log"
 
 
+def is_there(path: Path, *, unknown: bool) -> bool:
+    """Return whether a path exists, or `unknown` while a file server does not answer."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return unknown
+    return True
+
+
 def overwrite(path: Path, content: dict[str, Any]) -> None:
-    """Write into an existing file.
+    """Write the content of an existing file.
 
     Readers on other nodes see new content of a known file at once, but a new file name only later.
 
     Raises:
         FileNotFoundError: the file does not exist any more.
     """
-    with open(os.open(path, os.O_WRONLY), "w") as file:
+    # a longer text that a full disk has cut off would stay behind this one
+    with open(os.open(path, os.O_WRONLY | os.O_TRUNC), "w") as file:
         file.write(json.dumps(content) + "\n")
 
 
@@ -112,6 +125,13 @@ def beat(path: Path) -> None:
     """Change the content of the file `path`."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
         file.write(f"{time.time_ns():0{_WIDTH}}")
+
+
+def say(text: str) -> None:
+    """Print a line of the log of a supervisor or a server job."""
+    # a full disk stops no decision
+    with contextlib.suppress(OSError):
+        print(f"{time.strftime('%F %T')} {text}", flush=True)
 
 
 class Pulse:

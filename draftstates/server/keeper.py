@@ -5,19 +5,33 @@ Command: `python -m draftstates.server.keeper STOP_SECONDS REPORT_FD COMMAND...`
 The keeper is a process between supervisor and server, so that no single KILL leaves an orphan. If
 the supervisor is killed, the kernel sends TERM to the keeper, and the keeper ends the tree of
 processes. If the keeper is killed, the kernel kills the server, and the supervisor becomes the
-parent of the rest of the tree.
+parent of the rest of the tree. If both are killed, the run's owner finds the rest by a variable in
+its environment.
 """
 
+import contextlib
 import os
 import signal
 import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
+import psutil
+
+from draftstates.server.folder import RUN_FOLDER_VARIABLE
 from draftstates.server.processes import (
+    Process,
     become_subreaper,
     end_descendants,
     exit_on_term,
+    machine,
     start_child,
 )
+
+_VARIABLE = "DRAFTSTATES_KEEPER"
+# more than a keeper needs to end a server
+_LEFT_SECONDS = 60.0
 
 
 def main() -> None:
@@ -26,6 +40,8 @@ def main() -> None:
     os.set_inheritable(report, False)
     exit_on_term()
     become_subreaper()
+    current = Process.current()
+    os.environ[_VARIABLE] = f"{current.pid} {current.started}"
     try:
         # before the rest of the tree is ended, which may take a while
         os.write(report, str(_run(command)).encode())
@@ -45,6 +61,32 @@ def _run(command: list[str]) -> int:
         pid, status = os.wait()
         if pid == server.pid:
             return os.waitstatus_to_exitcode(status)
+
+
+def end_without_supervisor(run: Path) -> None:
+    """Kill what the servers of a run leave whose keepers are gone too; return when none is left.
+
+    Args:
+        run: the run folder. The supervisor is gone, so its other keepers are ending their servers.
+    """
+    deadline = time.monotonic() + _LEFT_SECONDS
+    while (left := list(_kept(run))) and time.monotonic() < deadline:
+        for process, keeper in left:
+            if not keeper.is_alive():
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+        time.sleep(0.1)
+
+
+def _kept(run: Path) -> Iterator[tuple[psutil.Process, Process]]:
+    """Yield the processes of a run's servers on this machine, each with its keeper."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            environment = process.environ()
+            keeper = environment.get(_VARIABLE)
+            if keeper and environment.get(RUN_FOLDER_VARIABLE) == str(run):
+                pid, started = map(int, keeper.split())
+                yield process, Process(pid, started, machine())
 
 
 if __name__ == "__main__":

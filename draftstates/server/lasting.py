@@ -62,8 +62,10 @@ class Failure:
     error: str
     lasting: bool = False
 
-    def without(self, api_key: str) -> "Failure":
+    def without(self, api_key: str | None) -> "Failure":
         """Return the failure without the server's key in its text."""
+        if not api_key:
+            return self
         return Failure(self.error.replace(api_key, "<api key>"), self.lasting)
 
     def for_clients(self) -> str:

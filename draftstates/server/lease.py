@@ -102,10 +102,6 @@ def hold(settings: ServerSettings) -> None:
         raise UserError(f"the server does not answer any more: {problem}")
 
 
-def _has_failed(address: Address) -> bool:
-    return address.failed is not None and address.failed.exists()
-
-
 def _until_silent(address: Address) -> str:
     """Return what is wrong with a server that has not been healthy for some time.
 
@@ -116,7 +112,9 @@ def _until_silent(address: Address) -> str:
         problem = health(address.url, seconds=_HEALTH_SECONDS)
         if not problem:
             healthy = time.monotonic()
-        elif time.monotonic() - healthy > _SILENT_SECONDS or _has_failed(address):
+        elif time.monotonic() - healthy > _SILENT_SECONDS or (
+            address.failed and address.failed.exists()
+        ):
             return problem
         time.sleep(1.0)
 
@@ -159,14 +157,18 @@ def _wait(request: Request, run: RunFolder) -> dict[str, str]:
             answer = request.answer()
         except FileNotFoundError:
             raise UserError(f"the run is over, and its folder {run.folder} is gone") from None
+        # a file server may be unavailable for a moment
+        except OSError:
+            answer = None
         if answer:
             if "error" in answer:
                 raise UserError(answer["error"])
             return answer
         if time.monotonic() > next_line:
             next_line = time.monotonic() + _STATUS_SECONDS
-            status = read_json(run.status) or {"servers": "its supervisor starts"}
-            print(f"waiting for a server: {status['servers']}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):
+                status = read_json(run.status) or {"servers": "its supervisor starts"}
+                print(f"waiting for a server: {status['servers']}", file=sys.stderr, flush=True)
         time.sleep(_POLL_SECONDS)
 
 

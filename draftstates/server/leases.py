@@ -17,7 +17,7 @@ from typing import Any
 
 from draftstates.errors import UserError
 from draftstates.files import write_private
-from draftstates.server.folder import Pulse, beat, overwrite, read_overwritten
+from draftstates.server.folder import Pulse, beat, overwrite, read_overwritten, say
 from draftstates.server.processes import Process
 from draftstates.server.settings import ServerSettings
 
@@ -48,7 +48,7 @@ class Request:
                 "client": client,
                 "kept": kept,
                 "process": dataclasses.asdict(Process.current()),
-                "settings": json.loads(settings.to_json()),
+                "settings": settings.model_dump(mode="json"),
             },
         )
 
@@ -111,7 +111,7 @@ class Lease:
                 asked["client"],
                 asked["kept"],
                 process,
-                ServerSettings.from_json(json.dumps(asked["settings"])),
+                ServerSettings.model_validate(asked["settings"], strict=False),
                 Pulse(process, stem.with_suffix(".beat")),
                 answer.get("generation", _REFUSED) if answer else None,
             )
@@ -162,7 +162,7 @@ class Leases:
             if stem not in stems:
                 del self._known[stem]
             elif lease.pulse.has_stopped(lease.settings.slurm.heartbeat_seconds):
-                print(f"{time.strftime('%F %T')} {lease.client} is gone", flush=True)
+                say(f"{lease.client} is gone")
                 del self._known[stem]
                 for suffix in _SUFFIXES:
                     stem.with_suffix(suffix).unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from draftstates.containers import STEP_VARIABLES
 from draftstates.errors import LastingError, UserError
 from draftstates.files import open_log, tail
+from draftstates.server.gpus import VISIBLE_GPUS, visible_gpus
 from draftstates.server.lasting import Failure, refused_by_engine
 from draftstates.server.processes import kill_orphans, start_child
 from draftstates.server.settings import ServerSettings
@@ -22,7 +23,6 @@ LOOPBACK = "127.0.0.1"
 _PORTS = (15000, 32000)
 _THREADS = [f"{name}_NUM_THREADS" for name in ["OMP", "GOTO", "OPENBLAS", "MKL", "NUMEXPR"]]
 _THREADS.append("VECLIB_MAXIMUM_THREADS")
-_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 class LocalServer:
@@ -174,19 +174,14 @@ def gpus_of(settings: ServerSettings, replica: int) -> dict[str, str]:
     each = settings.gpus_each
     if not each or settings.replicas == 1:
         return {}
-    visible = os.environ.get(_GPUS)
-    gpus = (
-        visible.split(",")
-        if visible
-        else [str(i) for i in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
-    )
+    gpus = visible_gpus()
     if len(gpus) < each * settings.replicas:
         needed = f"{settings.replicas} replicas of {each} GPUs"
         raise LastingError(
             f"server.replicas: {needed} need {each * settings.replicas}, found {len(gpus)}"
             f" ({','.join(gpus)})"
         )
-    return {_GPUS: ",".join(gpus[replica * each : (replica + 1) * each])}
+    return {VISIBLE_GPUS: ",".join(gpus[replica * each : (replica + 1) * each])}
 
 
 def free_port(host: str) -> int:

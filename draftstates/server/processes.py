@@ -21,7 +21,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _KERNEL_SECONDS = 30.0
 _libc = ctypes.CDLL(None, use_errno=True)
 # the children that this process has started, unlike the orphans that it adopts
-_started: set[int] = set()
+_started: "list[subprocess.Popen[bytes]]" = []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +98,7 @@ def start_child(
         options: of `subprocess.Popen`.
     """
     child = subprocess.Popen(command, preexec_fn=_die_with_parent(when_orphaned), **options)
-    _started.add(child.pid)
+    _started.append(child)
     return child
 
 
@@ -145,7 +145,9 @@ def kill_orphans() -> bool:
     Returns:
         Whether any was left. Call it until none is.
     """
-    orphans = [child for child in psutil.Process().children() if child.pid not in _started]
+    # an orphan may have got the number of a child that has ended
+    own = {child.pid for child in _started if child.poll() is None}
+    orphans = [child for child in psutil.Process().children() if child.pid not in own]
     for orphan in orphans:
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in (orphan, *orphan.children(recursive=True)):

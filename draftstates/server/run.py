@@ -13,11 +13,11 @@ from pathlib import Path
 
 from draftstates.errors import UserError
 from draftstates.files import open_log, read_json, tail
-from draftstates.server.folder import RunFolder, overwrite
+from draftstates.server.folder import RUN_FOLDER_VARIABLE, RunFolder, is_there, overwrite
+from draftstates.server.keeper import end_without_supervisor
 from draftstates.server.leases import waiting_stems
 from draftstates.server.processes import Process
 
-RUN_FOLDER_VARIABLE = "DRAFTSTATES_RUN_FOLDER"
 _POLL_SECONDS = 0.2
 # how often in a row a supervisor that fails or is killed soon is replaced
 _STARTS = 3
@@ -58,8 +58,8 @@ def present_run() -> RunFolder | None:
     run = RunFolder(Path(folder))
     if is_over(run):
         raise UserError(
-            f"the run that {RUN_FOLDER_VARIABLE} names is over ({folder}), so no server would work"
-            " for it"
+            f"the run that {RUN_FOLDER_VARIABLE} names is over or has lost its folder"
+            f" ({folder}), so no server would work for it"
         )
     return run
 
@@ -89,7 +89,7 @@ def _supervise(run: RunFolder, log: Path) -> None:
     A supervisor that was killed is replaced for the leases that wait. Its servers have ended.
     """
     failures, problem = 0, None
-    while not _is_gone(run.folder):
+    while is_there(run.folder, unknown=True):
         time.sleep(_POLL_SECONDS)
         # a file server may be unavailable for a moment
         with contextlib.suppress(OSError):
@@ -107,17 +107,6 @@ def _supervise(run: RunFolder, log: Path) -> None:
                 failures = 0
 
 
-def _is_gone(folder: Path) -> bool:
-    try:
-        folder.stat()
-    except FileNotFoundError:
-        return True
-    # a file server that does not answer says nothing about the folder
-    except OSError:
-        pass
-    return False
-
-
 def _run_supervisor(run: RunFolder, log: Path) -> str | None:
     """Run a supervisor to its end, and return how it failed, or None."""
     command = [sys.executable, "-m", "draftstates.server.supervisor", str(run.folder)]
@@ -130,4 +119,7 @@ def _run_supervisor(run: RunFolder, log: Path) -> str | None:
             os.close(output)
     except OSError as error:
         return f"it cannot be started: {error}"
-    return f"the last lines of {log}:\n{tail(log)}" if status else None
+    if not status:
+        return None
+    end_without_supervisor(run.folder)
+    return f"the last lines of {log}:\n{tail(log)}"

@@ -23,7 +23,7 @@ from draftstates.errors import LastingError, UserError
 from draftstates.files import read_json, write_private
 from draftstates.server.address import write_key_config
 from draftstates.server.external import ExternalServer
-from draftstates.server.folder import RunFolder, beat, leave_error
+from draftstates.server.folder import RunFolder, beat, is_there, leave_error, say
 from draftstates.server.gpus import GpuLock
 from draftstates.server.lasting import Failure
 from draftstates.server.leases import Leases
@@ -103,6 +103,7 @@ class Supervisor:
 
     def end(self) -> None:
         """Begin to end all servers."""
+        self._again.clear()
         for server in list(self._servers):
             self._end(server, _STOPPED)
 
@@ -128,7 +129,9 @@ class Supervisor:
                     " wait until that is given back"
                 )
             elif (
-                self._settings and settings.kind != self._settings.kind and (by := self._kept_by())
+                self._settings
+                and settings.kind != self._settings.kind
+                and (by := self._leases.keeper({one.place.generation for one in self._servers}))
             ):
                 lease.refuse(
                     f"a run has servers of one kind at a time: expected `{settings.kind}`, found"
@@ -198,25 +201,25 @@ class Supervisor:
             if server not in self._servers:
                 continue
             if failure := server.failure():
-                self._failed(server, failure.without(self._api_key))
+                self._failed(server, failure.without(server.address.api_key))
             elif server.draining and not was_draining:
-                _say(str(server))
+                say(str(server))
                 self._replace(server.number)
             elif server.ready and not was_ready:
-                _say(str(server))
+                say(str(server))
         for server in [one for one in self._ending if one.is_gone()]:
             self._ending.remove(server)
             if server.number in self._again:
                 self._again.remove(server.number)
-                _say(f"replica {server.number} is started again")
+                say(f"replica {server.number} is started again")
                 self._replace(server.number)
 
     def _replace(self, number: int) -> None:
         if failure := self._start(number):
-            _say(f"replica {number} is given up: {failure.error}")
+            say(f"replica {number} is given up: {failure.error}")
 
     def _failed(self, server: Server, failure: Failure) -> None:
-        _say(f"replica {server.number} has failed: {failure.error}")
+        say(f"replica {server.number} has failed: {failure.error}")
         self._end(server, failure.error)
         if server.draining:
             return
@@ -255,7 +258,7 @@ class Supervisor:
             self._withdraw(server.place.generation, why)
         # the server ends, and its leases are answered, although its clients do not read why
         except OSError as error:
-            _say(str(error))
+            say(str(error))
         server.end()
 
     def _withdraw(self, generation: str, why: str) -> None:
@@ -290,10 +293,6 @@ class Supervisor:
     def _in_use(self) -> bool:
         return any(self._leases.on(server.place.generation) for server in self._servers)
 
-    def _kept_by(self) -> str | None:
-        """Return the client by which a person keeps a server up, or None."""
-        return self._leases.keeper({server.place.generation for server in self._servers})
-
     def _end_unwanted(self) -> None:
         """End servers that are near their time limit, idle, or in the way of another kind."""
         for server in [one for one in self._servers if one.draining]:
@@ -323,12 +322,6 @@ class Supervisor:
         }
         if status != read_json(self._run.status):
             write_private(self._run.status, status)
-
-
-def _say(text: str) -> None:
-    # a full disk stops no decision
-    with contextlib.suppress(OSError):
-        print(f"{time.strftime('%F %T')} {text}", flush=True)
 
 
 def _keep_beating(heartbeat: Path) -> Callable[[], None]:
@@ -362,14 +355,14 @@ def serve(run: RunFolder, owner: Process) -> None:
     supervisor = Supervisor(run, owner)
     stop_beating = _keep_beating(run.heartbeat)
     try:
-        while owner.is_alive() and run.folder.exists():
+        while owner.is_alive() and is_there(run.folder, unknown=True):
             try:
                 supervisor.tick()
                 if not supervisor.is_needed:
                     return
             # a file server may be unavailable for a moment
             except OSError as error:
-                _say(str(error))
+                say(str(error))
             time.sleep(_POLL_SECONDS)
     finally:
         # TERM would end the clean-up

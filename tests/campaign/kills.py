@@ -8,7 +8,8 @@ makes some shards again. At a random moment one or two of its processes, or the 
 Snakemake, get KILL or TERM. Then
 
 - no process of the run is left after some seconds, and with --slurm no job;
-- no shard that was complete is gone or made again;
+- no shard that was complete is gone or made again, except that of a job that got KILL itself:
+  Snakemake removes what such a job has made, even if only its last moment was still to come;
 - the next run completes (after --unlock, where Snakemake says so);
 - the manifest lists every shard, and every sample reads as it did at first.
 
@@ -24,7 +25,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,8 @@ class Campaign:
     def __init__(self, folder: Path, *, seed: int, slurm: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.random = random.Random(seed)
+        # open descriptors of complete shards: the inode of an open file is given to no other
+        self._open: list[int] = []
         self._play = Playground(folder / "work")
         self._cluster = Cluster(self._play) if slurm else None
         changes: dict[str, Any] = {"idle_seconds": 20.0, "stop_seconds": 2.0}
@@ -93,6 +95,7 @@ class Campaign:
         """Kill a run, and see the next one complete; return what was killed."""
         missing = self._forget_some()
         complete = self._complete()
+        self._killed_jobs: list[str] = []
         run = self._start()
         moment = self.random.uniform(0.0, self._seconds)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -114,6 +117,8 @@ class Campaign:
     def end(self) -> None:
         """End whatever is left of a run."""
         self._play.end()
+        while self._open:
+            os.close(self._open.pop())
 
     def _forget_some(self) -> int:
         """Remove some shards, what was made of them, and sometimes the attestation."""
@@ -128,12 +133,15 @@ class Campaign:
             capture.server.unlink()
         return len(chosen)
 
-    def _complete(self) -> set[tuple[Path, int, int]]:
-        """Return each complete shard, with its inode and time."""
+    def _complete(self) -> set[tuple[Path, int]]:
+        """Return each complete shard, with its inode. Snakemake changes the time of a shard."""
         found = set()
         for shard_id in self._capture.whole_shard_ids():
             path = self._capture.shard(shard_id)
-            found.add((path, path.stat().st_ino, path.stat().st_mtime_ns))
+            # a job that failed may just have been cleared up
+            with contextlib.suppress(FileNotFoundError):
+                self._open.append(os.open(path, os.O_RDONLY))
+                found.add((path, os.fstat(self._open[-1]).st_ino))
         return found
 
     def _start(self) -> subprocess.Popen:
@@ -154,6 +162,7 @@ class Campaign:
         for line in chosen:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(line.split()[0]), number)
+        self._killed_jobs = [line for line in chosen if number == signal.SIGKILL]
         return f"{number.name} to {[_short(line) for line in chosen]}"
 
     def _see_nothing_left(self) -> None:
@@ -165,9 +174,17 @@ class Campaign:
             # soon as they want a server; others are cancelled here, as a person does.
             subprocess.run(["scancel", "--partition", "cpu", "--user", "root"], check=True)
             eventually(lambda: not jobs("gpu"), within=seconds, what="no server job is left")
-        eventually(_nothing(self._play), within=seconds, what=str(self._play.survivors()))
+        deadline = time.monotonic() + seconds
+        while left := self._play.survivors():
+            assert time.monotonic() < deadline, f"left after {seconds} s: {_described(left)}"
+            time.sleep(0.1)
 
-    def _see_the_next_run_complete(self, complete: set[tuple[Path, int, int]]) -> None:
+    def _see_the_next_run_complete(self, complete: set[tuple[Path, int]]) -> None:
+        complete = {
+            (path, inode)
+            for path, inode in complete
+            if not any(f"--shard-id {path.stem}" in line for line in self._killed_jobs)
+        }
         gone = complete - self._complete()
         assert not gone, f"complete shards are gone, or made again: {gone}"
         workspace = self._workspace
@@ -210,8 +227,20 @@ def _read(manifest: Path) -> dict[str, dict[str, torch.Tensor]]:
     return {dataset.sample_id(i): dataset[i] for i in range(len(dataset))}
 
 
-def _nothing(play: Playground) -> Callable[[], bool]:
-    return lambda: not play.survivors()
+def _described(lines: list[str]) -> str:
+    """Return processes with their state, parent and call into the kernel, as evidence."""
+    found = []
+    for line in lines:
+        folder = Path("/proc") / line.split()[0]
+        with contextlib.suppress(OSError):
+            status = dict(
+                field.split(":\t", 1)
+                for field in (folder / "status").read_text().splitlines()
+                if ":\t" in field
+            )
+            what = f"{status['State']}, parent {status['PPid']}, ignores {status['SigIgn']}"
+            found.append(f"{line} ({what}, catches {status['SigCgt']})")
+    return "\n".join(found)
 
 
 def _short(line: str) -> str:

@@ -41,6 +41,21 @@ def main():
 
 run_command(main)
 """
+COMPLETES = """
+import atexit, sys, time
+from draftstates.errors import result_is_complete, run_command
+
+def wait(word):
+    print(word, flush=True)
+    time.sleep(float(sys.argv[1]))
+
+def main():
+    result_is_complete()
+    wait("complete")
+
+atexit.register(wait, "ending")
+run_command(main)
+"""
 
 
 def test_a_job_that_is_cancelled_leaves_nothing_of_its_shard(tmp_path: Path) -> None:
@@ -53,6 +68,18 @@ def test_a_job_that_is_cancelled_leaves_nothing_of_its_shard(tmp_path: Path) -> 
         job.terminate()
         assert job.wait(timeout=30) == 128 + signal.SIGTERM
     assert not (tmp_path / ".building").exists()
+
+
+def test_term_makes_no_failure_of_a_job_whose_result_is_complete() -> None:
+    """Snakemake removes the output of a job that fails, such as a shard of many minutes."""
+    with subprocess.Popen(
+        [sys.executable, "-c", COMPLETES, "0.3"], stdout=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout is not None
+        for word in ("complete", "ending"):
+            assert job.stdout.readline() == f"{word}\n"
+            job.terminate()
+        assert job.wait(timeout=30) == 0
 
 
 def test_a_forked_worker_that_is_ended_ends_at_once() -> None:

@@ -83,7 +83,7 @@ def test_one_process_killed_takes_the_whole_tree_along(play: Playground, victim:
 
 
 def test_supervisor_and_keeper_killed_at_once_take_the_server_along(play: Playground) -> None:
-    with lease(play.settings("--stubborn", idle_seconds=600.0)):
+    with lease(play.settings("--stubborn", "--helpers", "2", idle_seconds=600.0)):
         for word in ("draftstates.server.supervisor", "draftstates.server.keeper"):
             # Neither process may see the other's end.
             os.kill(find(play, word)[0], signal.SIGSTOP)

@@ -1,7 +1,6 @@
 """Calls of Slurm's own commands."""
 
 import dataclasses
-import getpass
 import os
 import re
 import shlex
@@ -74,7 +73,8 @@ def queue(name: str) -> dict[str, QueueEntry] | None:
 
     A command that cannot be started is no answer either.
     """
-    mine = ["--user", getpass.getuser(), "--name", name]
+    # the variables that name the user may name another one
+    mine = ["--user", str(os.getuid()), "--name", name]
     try:
         done = _run(["squeue", "--noheader", *mine, "--format", "%i|%T|%r|%L"])
     except OSError:

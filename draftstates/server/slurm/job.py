@@ -7,6 +7,7 @@ when the server ends, when it gets TERM, when its supervisor gives it up, and wh
 the run stops.
 """
 
+import contextlib
 import os
 import socket
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from draftstates.errors import UserError
 from draftstates.server.address import read_key_config
-from draftstates.server.folder import Pulse, RunFolder, ServerFolder, leave_error
+from draftstates.server.folder import Pulse, RunFolder, ServerFolder, is_there, leave_error, say
 from draftstates.server.lasting import Failure
 from draftstates.server.local import LocalServer
 from draftstates.server.processes import become_subreaper, end_descendants, exit_on_term
@@ -44,7 +45,7 @@ def serve(
         FileNotFoundError: the run is gone.
         UserError: the server cannot be bound to an address of this node.
     """
-    if place.stop.exists():
+    if is_there(place.stop, unknown=False):
         return None
     owner, peer = run.read_owner()
     pulse = Pulse(owner, run.heartbeat)
@@ -54,9 +55,17 @@ def serve(
     server = LocalServer(settings, replica=number, key_config=run.key_config, host=host)
     say(f"server at {server.url} on {socket.gethostname()}, log {server.log}")
     replica = Replica(settings, server, api_key=api_key, number=number, place=place)
-    while not place.stop.exists() and not pulse.has_stopped(settings.slurm.heartbeat_seconds):
-        if failure := replica.failure():
-            return failure.without(api_key)
+    while not (
+        is_there(place.stop, unknown=False) or pulse.has_stopped(settings.slurm.heartbeat_seconds)
+    ):
+        try:
+            if failure := replica.failure():
+                return failure.without(api_key)
+        except FileNotFoundError:
+            raise
+        # a file server may be unavailable for a moment
+        except OSError as error:
+            say(str(error))
         time.sleep(_POLL_SECONDS)
     say("the run that this server worked for is gone, or needs it no more")
     return None
@@ -81,19 +90,16 @@ def main() -> None:
     except FileNotFoundError as fault:
         say(f"{fault.filename} is gone, and with it the run that this server was for")
     except SystemExit:
-        if not place.stop.exists():
+        if not is_there(place.stop, unknown=False):
             error = f"{job} was told to end by Slurm: cancelled, preempted or at its time limit"
         raise
     finally:
         if error:
             say(error)
-            leave_error(run, place, error, lasting=lasting)
+            # what the job has started ends, although nobody reads why
+            with contextlib.suppress(OSError):
+                leave_error(run, place, error, lasting=lasting)
         end_descendants(stop_seconds)
-
-
-def say(text: str) -> None:
-    """Print a line of the job's log."""
-    print(f"{time.strftime('%F %T')} {text}", flush=True)
 
 
 if __name__ == "__main__":

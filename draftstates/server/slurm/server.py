@@ -7,7 +7,7 @@ import time
 
 from draftstates.files import open_log, read_json, write_private
 from draftstates.server.address import Address
-from draftstates.server.folder import RunFolder, ServerFolder
+from draftstates.server.folder import RunFolder, ServerFolder, say
 from draftstates.server.lasting import Failure
 from draftstates.server.settings import ServerSettings
 from draftstates.server.slurm import commands
@@ -105,9 +105,7 @@ class SlurmServer:
             command=_job_command(run, place, number),
         )
         queue.look_soon()
-        print(
-            f"{time.strftime('%F %T')} replica {number} is job {self._job}, log {log}", flush=True
-        )
+        say(f"replica {number} is job {self._job}, log {log}")
 
     def __str__(self) -> str:
         if self.draining:
@@ -154,11 +152,7 @@ class SlurmServer:
         """Cancel the job."""
         self._cancelled = time.monotonic()
         if not commands.cancel([self._job]):
-            print(
-                f"{time.strftime('%F %T')} job {self._job} could not be cancelled; it ends by"
-                " itself",
-                flush=True,
-            )
+            say(f"job {self._job} could not be cancelled; it ends by itself")
         self._queue.look_soon()
 
     def is_gone(self) -> bool:

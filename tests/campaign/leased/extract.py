@@ -12,7 +12,7 @@ import numpy as np
 from captured import states_of, write
 
 from draftstates.config import load
-from draftstates.errors import run_command
+from draftstates.errors import result_is_complete, run_command
 from draftstates.files import publish
 from draftstates.plan.shard_tokens import read_tokens
 from draftstates.records import Plan
@@ -48,6 +48,7 @@ def main() -> None:
         # as the real one does, the shard at last
         for part in (files.recaptures, files.receipts, files.shard):
             publish(part, final / part.name, read_only=True)
+        result_is_complete()
 
 
 run_command(main)

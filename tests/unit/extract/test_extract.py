@@ -190,6 +190,19 @@ def test_a_complete_shard_gets_its_name_with_receipts_and_recaptures_beside_it(
     assert layout.Shard(output).input_ids.tolist() == [3] * 3 + [9] * 9 + [6] * 6
 
 
+def test_a_shard_that_has_its_name_is_not_lost_by_a_job_that_is_told_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    monkeypatch.setattr(
+        "draftstates.extract.extract.result_is_complete",
+        lambda: found.append(sorted(path.name for path in tmp_path.glob("shards/[0-9a-f]*"))),
+    )
+    _, output = extract(tmp_path)
+    complete = (output, recaptures_of(output), receipts_of(output))
+    assert found == [sorted(path.name for path in complete)]
+
+
 def sharing(folder: Path) -> Path:
     """Return the file of a planned shard: the second sample has 8 rows of the first."""
     samples = [np.arange(n, dtype=np.int32) for n in (9, 12)]

@@ -56,6 +56,24 @@ finally:
     os.kill(os.getpid(), signal.SIGTERM)
     end_descendants(5.0)
 """
+REUSED = """
+import subprocess
+from draftstates.server import processes
+
+child = processes.start_child(["sleep", "60"], when_orphaned=processes.signal.SIGKILL)
+ended = processes.start_child(["true"], when_orphaned=processes.signal.SIGKILL)
+ended.wait()
+# stands in for an orphan that this process has adopted
+orphan = subprocess.Popen(["sleep", "60"])
+ended.pid = orphan.pid
+print(processes.kill_orphans(), child.poll(), orphan.wait(timeout=10))
+child.kill()
+"""
+
+
+def test_an_orphan_with_the_number_of_a_child_that_has_ended_is_killed() -> None:
+    done = subprocess.run([sys.executable, "-c", REUSED], stdout=subprocess.PIPE, text=True)
+    assert done.stdout.split()[:2] == ["True", "None"]
 
 
 def test_a_second_term_does_not_end_the_clean_up() -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import json
 import os
 import shutil
 import subprocess
@@ -25,6 +26,7 @@ from draftstates.server.folder import (
     overwrite,
     read_overwritten,
 )
+from draftstates.server.lease import _wait
 from draftstates.server.leases import Request
 from draftstates.server.processes import Process
 from draftstates.server.run import present_run, start_run
@@ -91,6 +93,10 @@ def test_an_answer_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
     assert read_overwritten(path) is None
     overwrite(path, {"url": "http://a"})
     assert read_overwritten(path) == {"url": "http://a"}
+    # a full disk has cut off a longer one
+    path.write_text(json.dumps({"error": "x" * 100})[:-1])
+    overwrite(path, {"error": "y"})
+    assert read_overwritten(path) == {"error": "y"}
     path.unlink()
     with pytest.raises(FileNotFoundError):
         overwrite(path, {})
@@ -183,6 +189,33 @@ def test_a_run_that_is_over_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert present_run(), "another machine's process is not looked for here"
     monkeypatch.delenv("DRAFTSTATES_RUN_FOLDER")
     assert present_run() is None
+
+
+def test_a_client_waits_on_while_a_file_server_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.make(Process.current())
+    settings = ServerSettings(state=tmp_path, log=tmp_path / "log", command=["server"])
+    request = Request(run.leases, settings)
+    looks = []
+
+    def away(self: Path, *_: object, **__: object) -> str:
+        looks.append(self)
+        if len(looks) > 4:
+            monkeypatch.undo()
+            overwrite(request._path(".grant"), {"error": "refused"})
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self))
+
+    monkeypatch.setattr("draftstates.server.lease._STATUS_SECONDS", 0.0)
+    for name in ("read_text", "read_bytes"):
+        monkeypatch.setattr(Path, name, away)
+    with pytest.raises(UserError, match="refused"):
+        _wait(request, run)
+    assert len(looks) > 4
+    request.give_back()
+    with pytest.raises(UserError, match="the run is over, and its folder .*run is gone"):
+        _wait(request, run)
 
 
 @pytest.mark.parametrize("ending", [False, True])

@@ -5,11 +5,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from synthetic import capture_spec
 
 from draftstates.capture.settings import ENVIRONMENT
 from draftstates.config import Configuration, resolve
-from draftstates.server.command import generate_settings, server_settings, sglang_command
+from draftstates.server.command import (
+    generate_settings,
+    on_gpu,
+    server_settings,
+    sglang_command,
+)
+from draftstates.server.gpus import visible_gpus
 
 SPEC = capture_spec()
 
@@ -26,6 +33,29 @@ def configured(**server: Any) -> Configuration:
 
 def command(**server: Any) -> list[str]:
     return sglang_command(configured(**server), spec=SPEC)
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        (None, ["0", "1"]),
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("4, 5,-1,6", ["4", "5"]),
+        ("GPU-8932f937-d72c,MIG-GPU-8932/1/0", ["GPU-8932f937-d72c", "MIG-GPU-8932/1/0"]),
+    ],
+)
+def test_a_server_computes_on_the_gpus_that_cuda_shows_it(
+    monkeypatch: pytest.MonkeyPatch, named: str | None, expected: list[str]
+) -> None:
+    monkeypatch.delenv("DRAFTSTATES_DEVICE", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    monkeypatch.setattr(Path, "glob", lambda *_: iter([Path("nvidia0"), Path("nvidia1")]))
+    assert visible_gpus() == expected
+    assert on_gpu(configured().server) == bool(expected)
 
 
 def test_an_idle_server_sleeps() -> None:

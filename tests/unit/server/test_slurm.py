@@ -7,16 +7,20 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from draftstates.errors import LastingError, UserError
 from draftstates.server import supervisor
+from draftstates.server.address import write_key_config
 from draftstates.server.folder import RunFolder
+from draftstates.server.lasting import Failure
 from draftstates.server.leases import Request
 from draftstates.server.processes import Process
 from draftstates.server.settings import ServerSettings
-from draftstates.server.slurm import commands
+from draftstates.server.slurm import commands, job
 from draftstates.server.slurm.server import Queue
 
 
@@ -66,6 +70,75 @@ def test_the_supervisor_beats_while_slurm_does_not_answer(
     supervisor.serve(run, Process.current())
     assert len(beats) > 2
     assert "heartbeat" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_the_queue_is_that_of_this_user_whatever_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def answer(command: list[str], **_: object) -> "subprocess.CompletedProcess[str]":
+        asked.extend(command)
+        return subprocess.CompletedProcess(command, 0, "7|RUNNING|None|UNLIMITED\n", "")
+
+    monkeypatch.setattr(subprocess, "run", answer)
+    monkeypatch.setenv("LOGNAME", "somebody-else")
+    assert commands.queue("name") == {"7": commands.QueueEntry("RUNNING", "None", None)}
+    assert asked[asked.index("--user") + 1] == str(os.getuid())
+
+
+class Away:
+    """A file server that does not answer for the first looks at a path."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+        self.looks, self._path, self._stat = 0, path, Path.stat
+        monkeypatch.setattr(Path, "stat", lambda path, **options: self.look(path, **options))
+
+    def look(self, path: Path, **options: Any) -> os.stat_result:
+        if path == self._path:
+            self.looks += 1
+            if self.looks < 3:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return self._stat(path, **options)
+
+
+def test_a_supervisor_goes_on_after_a_file_server_was_away(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "end_descendants", lambda grace: None)
+    monkeypatch.setattr(supervisor, "ignore", lambda *_: None)
+    away = Away(monkeypatch, run.folder)
+    ticks: list[int] = []
+    monkeypatch.setattr(supervisor.Supervisor, "tick", lambda self: ticks.append(away.looks))
+    monkeypatch.setattr(supervisor.Supervisor, "is_needed", property(lambda _: len(ticks) < 4))
+    supervisor.serve(run, Process.current())
+    assert ticks == [1, 2, 3, 4]
+
+
+def test_a_server_job_goes_on_after_a_file_server_was_away(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = run.server("one")
+    place.folder.mkdir()
+    write_key_config(run.key_config, "key")
+    found: list[OSError | Failure] = [
+        OSError(errno.EIO, os.strerror(errno.EIO)),
+        Failure("it ended"),
+    ]
+
+    def failure(_: object) -> Failure:
+        if isinstance(next_one := found.pop(0), OSError):
+            raise next_one
+        return next_one
+
+    monkeypatch.setattr(job, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(job, "own_address", lambda **_: "127.0.0.1")
+    monkeypatch.setattr(job, "LocalServer", lambda *_, **__: SimpleNamespace(url="", log=""))
+    monkeypatch.setattr(job.Replica, "failure", failure)
+    away = Away(monkeypatch, place.stop)
+    ended = job.serve(run, slurm_settings(tmp_path), place=place, number=0)
+    assert ended == Failure("it ended")
+    assert away.looks == 3
 
 
 @pytest.fixture(params=[errno.EAGAIN, errno.ENOENT])

@@ -1,5 +1,6 @@
 """The supervisor's decisions about server jobs. Slurm is made up."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from draftstates.errors import UserError
 from draftstates.files import write_private
 from draftstates.server.address import Address
 from draftstates.server.folder import RunFolder, ServerFolder, leave_error
@@ -414,6 +416,37 @@ def test_a_lock_that_cannot_be_written_is_not_held(
     lock.release()
 
 
+def test_the_lock_of_a_living_run_is_named_and_that_of_an_ended_one_is_waited_for(
+    run: RunFolder, tmp_path: Path
+) -> None:
+    here = Process.current()
+    ended, elsewhere = (
+        dataclasses.replace(here, **change) for change in ({"started": 1}, {"machine": "other"})
+    )
+    for holder, refusal in ((here, f"process {os.getpid()};"), (elsewhere, "of another machine")):
+        lock = GpuLock(tmp_path / "other", holder)
+        assert lock.take(tmp_path)
+        with pytest.raises(UserError, match=refusal):
+            GpuLock(run.folder, here).take(tmp_path)
+        lock.release()
+    lock = GpuLock(tmp_path / "other", ended)
+    assert lock.take(tmp_path)
+    assert not GpuLock(run.folder, here).take(tmp_path)
+    lock.release()
+
+
+def test_a_file_system_without_locks_is_named_with_the_key_to_change(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    request = Request(run.leases, local_settings(tmp_path))
+    start(run).tick()
+    assert "with locks" in error_of(request) and "server.state" in error_of(request)
+
+
 def test_a_server_that_cannot_be_started_leaves_no_descriptor(
     run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -506,6 +539,57 @@ def test_a_replica_that_dies_before_the_others_are_ready_does_not_start_all_agai
         supervisor.tick()
     assert "out of memory" in error_of(request)
     assert len(engines) == 2
+
+
+def test_servers_that_are_no_longer_wanted_take_one_that_was_to_start_again_along(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines: list[Engine] = []
+
+    def made(_: ServerSettings, *, replica: int, **__: object) -> Engine:
+        engines.append(Engine(replica))
+        return engines[-1]
+
+    monkeypatch.setattr("draftstates.server.supervisor.LocalServer", made)
+    monkeypatch.setattr("draftstates.server.replica.health", lambda *_, **__: None)
+    request = Request(run.leases, local_settings(tmp_path, replicas=2))
+    supervisor = start(run)
+    for _ in range(3):
+        supervisor.tick()
+    assert request.answer()
+    monkeypatch.setattr(Engine, "is_gone", lambda engine: False)
+    engines[0].dead = "killed"
+    supervisor.tick()
+    request.give_back()
+    Request(run.leases, local_settings(tmp_path, replicas=2, kind="generate"))
+    supervisor.tick()
+    monkeypatch.setattr(Engine, "is_gone", lambda engine: True)
+    supervisor.tick()
+    assert len(engines) == 4, "the two of the next kind, and no third of the former one"
+
+
+def test_the_key_of_an_external_server_is_in_no_error(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "key").write_text("secret-of-somebody\n")
+    for module in ("external", "replica"):
+        monkeypatch.setattr(f"draftstates.server.{module}.health", lambda *_, **__: None)
+    said = 'import sys; print(open(sys.argv[1]).read()); sys.exit("refused")'
+    wanted = settings(
+        tmp_path,
+        launcher="external",
+        url="http://127.0.0.1:9",
+        api_key_file=tmp_path / "key",
+        selftest=["{python}", "-c", said, "{address}"],
+    )
+    request = Request(run.leases, wanted)
+    supervisor = start(run)
+    deadline = time.monotonic() + 60
+    while not request.answer():
+        assert time.monotonic() < deadline
+        supervisor.tick()
+    assert '"api_key": "<api key>"' in error_of(request)
+    assert "secret" not in error_of(request)
 
 
 @pytest.mark.parametrize("fails", [False, True])
