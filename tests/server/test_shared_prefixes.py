@@ -73,8 +73,8 @@ def test_shared_rows_are_computed_dropped_and_those_of_a_capture_alone(server: R
 def test_shared_rows_that_are_not_those_of_the_shard_are_seen_by_the_server(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the second sample, whose chunks are 256 long, the rows before 276 are planned as shared, and
-    its parent's file rows are then spoilt: those of its second chunk alone.
+    """The second sample shares 276 rows, and a chunk has 256: row 270, of its second chunk, is
+    changed in the file before it is sent.
     """
     samples = conversations()[:2]
     segments = share_prefixes(np.concatenate(samples), list(map(len, samples)), minimum=64)
