@@ -54,7 +54,7 @@ def write_agents(path: Path, rows: Path, count: int, tokenizer: AutoTokenizer) -
     """Write conversations of many turns behind shared system prompts, of other rows' texts."""
     texts = [
         turn["value"]
-        for line in rows.read_text().splitlines()
+        for line in rows.read_text().split("\n")[:-1]
         for turn in json.loads(line).get("conversations", [])
         if 0 < len(turn.get("value", "")) < 2000
     ]

@@ -365,8 +365,12 @@ def write(captured: Captured, folder: Path) -> Files:
 
 def compared_of(captured: Captured) -> set[int]:
     """Return the samples whose shared rows the server compares with the stored ones."""
-    asked = {"fraction": CHECKS.recapture_fraction, "minimum": CHECKS.recapture_minimum}
-    return choose_compared(captured.names, captured.segments, shard_id=captured.shard_id, **asked)
+    return choose_compared(
+        captured.names,
+        captured.segments,
+        shard_id=captured.shard_id,
+        fraction=CHECKS.recapture_fraction,
+    )
 
 
 def verify(files: Files, *, threads: int = 1) -> Verified:

@@ -151,8 +151,7 @@ def make_work(
     """
     starts = np.concatenate([[0], np.cumsum(tokens.lengths)]).tolist()
     places = tokens.segments or Segments.unshared(tokens.lengths)
-    asked = {"fraction": options.recapture_fraction, "minimum": options.recapture_minimum}
-    key = {"shard_id": tokens.shard_id, "copied": copied, **asked}
+    key = {"shard_id": tokens.shard_id, "copied": copied, "fraction": options.recapture_fraction}
     compared = choose_compared(tokens.sample_ids, tokens.segments, **key)
     work = [
         Work(
@@ -167,7 +166,13 @@ def make_work(
         )
         for i, name in enumerate(tokens.sample_ids)
     ]
-    chosen = choose_recaptures(tokens.sample_ids, tokens.lengths, segments=tokens.segments, **key)
+    chosen = choose_recaptures(
+        tokens.sample_ids,
+        tokens.lengths,
+        minimum=options.recapture_minimum,
+        segments=tokens.segments,
+        **key,
+    )
     pieces = [slice(starts[i], starts[i] + rows) for i, rows in chosen]
     layout.create(
         recaptures,

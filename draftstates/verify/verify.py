@@ -447,7 +447,6 @@ def _check_again(
         file.segments,
         shard_id=file.header.metadata["shard_id"],
         fraction=checks.recapture_fraction,
-        minimum=checks.recapture_minimum,
         copied=[index for index, receipt in enumerate(receipts) if receipt.copied_from],
     )
     for index, receipt in enumerate(receipts):

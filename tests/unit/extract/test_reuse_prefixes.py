@@ -254,23 +254,23 @@ class Comparing(Server):
         return answer
 
 
-@pytest.mark.parametrize("minimum", [1, 2, 3])
+@pytest.mark.parametrize(("fraction", "chosen"), [(0.01, 1), (0.5, 2), (1.0, 3)])
 @pytest.mark.parametrize("tokens_in_flight", [1, 65536])
 def test_shared_rows_of_chosen_samples_are_compared_once_they_are_written(
-    tmp_path: Path, minimum: int, tokens_in_flight: int
+    tmp_path: Path, fraction: float, chosen: int, tokens_in_flight: int
 ) -> None:
     server = Comparing(tmp_path)
     receipts = extract(
         server,
         tmp_path,
         reuse_prefixes=False,
-        recapture_minimum=minimum,
+        recapture_fraction=fraction,
         tokens_in_flight=tokens_in_flight,
     )
     lengths = list(map(len, SAMPLES))
     compared = [i for i, receipt in enumerate(receipts) if receipt.get("again_rows")]
     assert sorted(server.before) == sorted(lengths[i] for i in compared)
-    assert len(compared) == minimum
+    assert len(compared) == chosen
     for index in compared:
         assert receipts[index]["again_rows"] == SHARED[index]
         owners = {20, 21} if index == 3 else {20}
@@ -310,7 +310,7 @@ def test_after_a_sample_that_failed_the_one_that_is_compared_with_it_is_tried_ag
         return 0
 
     monkeypatch.setattr(server, "cached", once)
-    receipts = extract(server, tmp_path, reuse_prefixes=False, recapture_minimum=3)
+    receipts = extract(server, tmp_path, reuse_prefixes=False, recapture_fraction=1.0)
     assert [receipt["attempts"] for receipt in receipts] == [2, 2, 2, 2, 1]
     assert [receipt.get("again_rows", 0) for receipt in receipts] == SHARED
     # not sent in vain

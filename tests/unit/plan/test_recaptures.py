@@ -141,29 +141,28 @@ def _sharing(count: int) -> Segments:
     return Segments.of(places)
 
 
-@given(fraction=st.floats(0, 1), minimum=st.integers(0, 5), copied=st.sets(st.integers(0, 99)))
-def test_the_fraction_and_the_minimum_of_samples_with_shared_rows_are_compared(
-    fraction: float, minimum: int, copied: set[int]
+@given(fraction=st.floats(0, 1), copied=st.sets(st.integers(0, 99)))
+def test_the_fraction_of_the_samples_with_shared_rows_is_compared(
+    fraction: float, copied: set[int]
 ) -> None:
     key = {"shard_id": "a", "copied": copied}
-    chosen = choose_compared(_names(100), _sharing(100), fraction=fraction, minimum=minimum, **key)
+    chosen = choose_compared(_names(100), _sharing(100), fraction=fraction, **key)
     sharing = {*range(1, 100, 2)} - copied
     assert chosen <= sharing
-    assert len(chosen) == min(len(sharing), max(minimum, math.ceil(fraction * len(sharing))))
+    assert len(chosen) == math.ceil(fraction * len(sharing))
     # a shard that was captured with a larger fraction has the rest too
-    assert chosen <= choose_compared(_names(100), _sharing(100), fraction=1, minimum=0, **key)
+    assert chosen <= choose_compared(_names(100), _sharing(100), fraction=1, **key)
 
 
 def test_which_samples_are_compared_depends_on_the_shard() -> None:
     one, other = (
-        choose_compared(_names(500), _sharing(500), shard_id=name, fraction=0.02, minimum=3)
-        for name in "ab"
+        choose_compared(_names(500), _sharing(500), shard_id=name, fraction=0.02) for name in "ab"
     )
     assert len(one) == len(other) == 5
     assert one != other
 
 
 def test_where_nothing_is_shared_nothing_is_compared() -> None:
-    assert not choose_compared(_names(5), None, shard_id="a", fraction=1, minimum=3)
+    assert not choose_compared(_names(5), None, shard_id="a", fraction=1)
     apart = Segments.unshared([30] * 5)
-    assert not choose_compared(_names(5), apart, shard_id="a", fraction=1, minimum=3)
+    assert not choose_compared(_names(5), apart, shard_id="a", fraction=1)
