@@ -6,8 +6,8 @@ Three sources, with Qwen3-8B's shape (four states of 4,096 numbers): ShareGPT un
 and under Llama-3's, and agents made up of ShareGPT's texts: 20 turns each, behind one of a few
 system prompts of 3,000 tokens. The bytes are those that the plan counts of the shards' files, which
 are laid out in that size; of compact storage they are the most that may be needed. The seconds are
-those of one thread that reads and checks each row of a shard of random states, with 512 numbers in
-each of four states, and hashes each sample.
+CPU seconds of one thread that reads and checks each row of a shard of random states, with 512
+numbers in each of four states, and hashes each sample.
 """
 
 import sys
@@ -83,7 +83,7 @@ def plan_of(tokens: Path, folder: Path, *, hidden_size: int, **shards: object) -
 
 
 def seconds_of_checks(tokens: Path, folder: Path, *, share: bool) -> tuple[float, int]:
-    """Return the seconds that the checks of the first shard take, and its tokens."""
+    """Return the CPU seconds that the checks of the first shard take, and its tokens."""
     small = {"min_bytes": 100 << 20, "max_bytes": 600 << 20}
     plan = plan_of(tokens, folder, hidden_size=512, share_prefixes=share, **small)
     entry = plan.shards[0]
@@ -100,12 +100,12 @@ def seconds_of_checks(tokens: Path, folder: Path, *, share: bool) -> tuple[float
         states[begin : begin + header.rows * width] = values.view(np.uint8)
     states.flush()
     shard = layout.Shard(path)
-    start = time.perf_counter()
+    start = time.process_time()
     for index in range(len(shard)):
         assert not scan_sample(shard, index).findings
         if shard.segments.shared(index):
             shard.checksum(index)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     path.unlink()
     return seconds, entry.tokens
 
@@ -122,7 +122,7 @@ def main() -> None:
     print(
         "| source | shared | samples | tokens | bytes per supervised token | of format 1 |", end=""
     )
-    print(" e4m3, top token kept | of format 1 | seconds of checks per million tokens |")
+    print(" e4m3, top token kept | of format 1 | CPU s of checks per million tokens |")
     print("|---|---|---:|---:|---:|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
