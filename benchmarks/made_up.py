@@ -6,6 +6,7 @@ Tokens and states are random or zero. `benchmarks/scale.py` measures in this fol
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -77,7 +78,7 @@ def make_folder(folder: Path, *, shards: int, samples: int) -> None:
     )
     write_tokenizer(folder / "model")
     (folder / "source.jsonl").write_text("{}\n")
-    write_tokens(folder / "results" / "tokens" / "source.parquet", samples)
+    write_tokens(folder / "results" / "tokens" / "source.parquet", short_samples(samples))
     mean = samples * (LONGEST // 2 * (4 * HIDDEN * 2 + 5) + 8) // shards
     config = {
         "data": {"sources": [{"name": "source", "files": ["source.jsonl"]}], "max_tokens": LONGEST},
@@ -104,27 +105,41 @@ def write_tokenizer(folder: Path) -> None:
     )
 
 
-def write_tokens(path: Path, samples: int) -> None:
-    """Write random samples of up to LONGEST tokens as the tokeniser does, and their accounting."""
+def short_samples(samples: int) -> Iterator[list[np.ndarray]]:
+    """Yield batches of random samples of up to LONGEST tokens, no two of them alike."""
+    draw = np.random.default_rng(samples)
+    for first in range(0, samples, 1024):
+        lengths = draw.integers(1, LONGEST, min(1024, samples - first))
+        starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+        values = draw.integers(0, VOCABULARY, lengths.sum()).astype(np.int32)
+        values[starts] = np.arange(first, first + len(lengths))
+        yield np.split(values, starts[1:])
+
+
+def write_tokens(path: Path, batches: Iterator[list[np.ndarray]]) -> None:
+    """Write samples as the tokeniser does, half of their tokens supervised, and their accounting.
+
+    Args:
+        path: `<source>.parquet`; the accounting is beside it.
+        batches: ids of the samples, int32, those of a row group at a time.
+    """
     path.parent.mkdir(parents=True)
-    draw, tokens, targets = np.random.default_rng(samples), 0, 0
+    draw = np.random.default_rng(0)
+    samples, tokens, targets = 0, 0, 0
     with pq.ParquetWriter(path, SCHEMA, compression="zstd") as writer:
-        for first in range(0, samples, 1024):
-            lengths = draw.integers(1, LONGEST, min(1024, samples - first))
-            starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-            values = draw.integers(0, VOCABULARY, starts[-1]).astype(np.int32)
-            # no two samples alike
-            values[starts[:-1]] = np.arange(first, first + len(lengths))
+        for batch in batches:
+            starts = np.concatenate([[0], np.cumsum([*map(len, batch)])]).astype(np.int32)
+            values = np.concatenate(batch)
             masks = (draw.random(starts[-1]) < 0.5).astype(np.uint8)
             names = [
-                ids.sample_id(values[a:b], masks[a:b])
-                for a, b in zip(starts, starts[1:], strict=False)
+                ids.sample_id(sample, masks[a:b])
+                for sample, a, b in zip(batch, starts, starts[1:], strict=False)
             ]
             lists = [
                 pa.ListArray.from_arrays(pa.array(starts), pa.array(part))
                 for part in (values, masks)
             ]
-            rows = np.arange(first, first + len(names))
+            rows = np.arange(samples, samples + len(names))
             columns = [
                 pa.array(rows),
                 pa.array(np.zeros(len(rows), np.int32)),
@@ -134,7 +149,8 @@ def write_tokens(path: Path, samples: int) -> None:
                 *(pa.nulls(len(rows), field.type) for field in list(SCHEMA)[5:]),
             ]
             writer.write_table(pa.Table.from_arrays(columns, schema=SCHEMA))
-            tokens, targets = tokens + int(starts[-1]), targets + int(masks.sum())
+            samples, tokens = samples + len(names), tokens + int(starts[-1])
+            targets += int(masks.sum())
     counts = {"rows_in": samples, "kept": samples, "samples": samples, "skipped": {}, "failed": {}}
     counts |= {"tokens": tokens, "supervised_tokens": targets}
     publish_accounting(counts, path.with_suffix(".json"), tokens=path)

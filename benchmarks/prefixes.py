@@ -48,6 +48,7 @@ from capture import (
     shards_of,
 )
 from server_harness import CPU_FLAGS, Running
+from structure import random_samples
 
 from draftstates.model.folder import ModelFolder
 
@@ -59,27 +60,6 @@ SERVERS = {
     "stored once": "capture",
     "computed once": "reusing",
 }
-
-
-def random_samples(
-    structure: list[list[tuple[int, int, int]]], *, vocabulary: int, seed: int
-) -> list[np.ndarray]:
-    """Return samples of random ids that share prefixes as the structure says.
-
-    Args:
-        structure: of each conversation, tokens, parent and shared tokens of each sample.
-        vocabulary: ids are below this number.
-        seed: of the random numbers.
-    """
-    random, found = np.random.default_rng(seed), []
-    for conversation in structure:
-        samples: list[np.ndarray] = []
-        for length, parent, shared in conversation:
-            head = samples[parent][:shared] if parent >= 0 else np.empty(0, np.int32)
-            own = random.integers(3, vocabulary, length - len(head)).astype(np.int32)
-            samples.append(np.concatenate([head, own]))
-        found += samples
-    return found
 
 
 def main() -> None:

@@ -517,7 +517,8 @@ class Checks(Section):
 
     recapture_fraction: Fraction = Field(
         0.01,
-        description="fraction of the samples that is captured once more as a prefix and compared",
+        description="fraction of the samples that is captured once more as a prefix and compared,"
+        " and of those with shared rows that are compared when these are computed again",
     )
     recapture_minimum: Count = Field(
         3, description="samples of each shard that are captured once more, at least"

@@ -320,10 +320,9 @@ class SampleReceipt(Record):
         position: position of the recaptured sample in the shard; of a prefix recapture only.
         next_tokens: of each row, such pairs of the most likely next tokens and of the token that
             follows; of a prefix recapture only.
-        again_rows: shared rows that were computed again though the cache was to have them, since it
-            had no room for them.
-        again_distance: largest distance of these from the shard's rows
-            (`draftstates.shards.distance`).
+        again_rows: shared rows that were computed again and compared with the shard's: those of a
+            chosen sample, and those for which a cache had no room.
+        again_distance: largest distance of these (`draftstates.shards.distance`).
         namespace: namespace of the server's radix cache that the request read and filled; None of a
             server without one, and of a copied sample.
         last_state: final state of the last row in the stored dtype, in base64, where the shard

@@ -18,7 +18,7 @@ from draftstates import ids
 from draftstates.model.digest import capture_spec
 from draftstates.model.folder import ModelFolder
 from draftstates.plan.prefixes import Segments, shard_id, share_prefixes
-from draftstates.plan.recaptures import choose_recaptures
+from draftstates.plan.recaptures import choose_compared, choose_recaptures
 from draftstates.records import (
     Accounting,
     LayerParity,
@@ -326,6 +326,8 @@ def write(captured: Captured, folder: Path) -> Files:
         captured.final,
         captured.segments,
     )
+    for position in compared_of(captured):
+        samples[position]["again_rows"] = captured.segments.shared(position)
     prefix_tokens = [captured.tokens[position][:rows] for position, rows in captured.recaptures]
     prefix_masks = [captured.masks[position][:rows] for position, rows in captured.recaptures]
     prefix_names = [names[position] for position in positions]
@@ -359,6 +361,16 @@ def write(captured: Captured, folder: Path) -> Files:
     }
     files.receipts.write_text(json.dumps(said))
     return files
+
+
+def compared_of(captured: Captured) -> set[int]:
+    """Return the samples whose shared rows the server compares with the stored ones."""
+    return choose_compared(
+        captured.names,
+        captured.segments,
+        shard_id=captured.shard_id,
+        fraction=CHECKS.recapture_fraction,
+    )
 
 
 def verify(files: Files, *, threads: int = 1) -> Verified:

@@ -369,7 +369,7 @@ def _kept(segments: list, begin: int, end: int) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for destination, _, at, start, length in segments:
         # shared rows that are computed again are compared
-        dropped = 0 if destination.kind == protocol.REUSING else destination.shared
+        dropped = 0 if destination.kind == protocol.COMPARING else destination.shared
         shared = max(dropped - start, 0)
         first, stop = max(at + shared, begin), min(at + length, end)
         if first >= stop:

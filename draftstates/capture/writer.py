@@ -150,7 +150,7 @@ class Writers:
             return
         given = {"hidden_states": job.hidden, "final_hidden_state": job.final}
         captured = {name: given[name] for name in job.file.states}
-        if job.destination.kind == protocol.REUSING and _shared(job):
+        if job.destination.kind == protocol.COMPARING and _shared(job):
             _compare(job, captured, progress)
         rows = {name: _own(job, states) for name, states in captured.items()}
         if sum(map(len, rows.values())) <= _SMALL_BYTES:

@@ -6,7 +6,8 @@ arrives alone, before or after the others, would take a prefill pass of its own.
 Where the server keeps a radix cache for it (`Endpoint.reuse_prefixes`), a sample that shares rows
 is sent when the samples whose rows they are have been captured, in the namespace of their requests.
 A namespace is the attempt of the first of them, so no other shard or attempt ever fills it. All
-else is sent in a namespace of its own, in which nothing may be cached.
+else is sent in a namespace of its own, in which nothing may be cached. A sample whose shared rows
+are to be compared with the stored ones waits in the same way, with or without a cache.
 """
 
 import asyncio
@@ -43,6 +44,7 @@ class Work:
         input_ids: int32 [n]; their states take n rows, less the shared ones.
         shared: first rows of them that are an earlier sample's.
         owners: first rows in `shard` of the samples whose rows those are, the last one last.
+        compared: whether shared rows that are computed again are compared with the shard's.
         prefix: whether it is a prefix recapture.
     """
 
@@ -54,6 +56,7 @@ class Work:
     prefix: bool = False
     shared: int = 0
     owners: tuple[int, ...] = ()
+    compared: bool = False
 
     @property
     def rows(self) -> int:
@@ -178,6 +181,7 @@ class Client:
 
         async def attempt(position: int, number: int) -> None:
             try:
+                order.check_compared(position, done)
                 namespace = order.namespace(position, done) if number == 1 else None
                 done[position] = await self._send(work[position], number, namespace)
                 reasons.pop(position, None)
@@ -242,7 +246,7 @@ class Client:
             shared=work.shared,
             ids_hash=ids.ids_hash(work.input_ids),
             attempt=uuid.uuid4().hex,
-            kind=protocol.REUSING if namespace else work.kind,
+            kind=protocol.COMPARING if namespace or work.compared else work.kind,
         )
         most_cached = work.shared if namespace else 0
         if namespace is None and self._endpoint.fresh_namespace:
@@ -353,10 +357,10 @@ class Client:
 
 
 class _Order:
-    """The order of sending: a sample follows those whose rows it shares, if these may be reused.
+    """The order of sending: a sample follows those whose rows it reuses, or is compared with.
 
-    Of the samples that may be sent, those that share rows come first: what they reuse may be
-    evicted.
+    Of the samples that may be sent, those that have waited come first, since what they reuse may be
+    evicted, and then those that a sample which is compared waits for, so that it is not the last.
 
     Args:
         work: all that is sent.
@@ -364,25 +368,32 @@ class _Order:
     """
 
     def __init__(self, work: Sequence[Work], *, reuse: bool) -> None:
-        places = {(item.shard, item.first_row): position for position, item in enumerate(work)}
-        # of a sample whose rows another shard captured, nothing is cached
-        self._owners = {
-            position: [places[item.shard, row] for row in item.owners]
-            for position, item in enumerate(work)
-            if reuse and item.owners and all((item.shard, row) in places for row in item.owners)
-        }
+        sent = {(item.shard, item.first_row): position for position, item in enumerate(work)}
+        # by position, the samples that one waits for; what was copied into the shard is not sent
+        self._owners: dict[int, list[int]] = {}
+        self._reusing, self._compared = set(), set()
+        for position, item in enumerate(work):
+            owners = [sent[key] for row in item.owners if (key := (item.shard, row)) in sent]
+            # of copied rows, nothing is cached
+            if reuse and owners and len(owners) == len(item.owners):
+                self._reusing.add(position)
+            if item.compared:
+                self._compared.add(position)
+            if position in self._reusing or item.compared:
+                self._owners[position] = owners
+        self._left = {position: {*owners} for position, owners in self._owners.items() if owners}
         self._children: dict[int, list[int]] = {}
-        for position, owners in self._owners.items():
-            # the last one itself follows all others
-            self._children.setdefault(owners[-1], []).append(position)
-        self._rank = {position: rank for rank, position in enumerate(_order(work))}
-        self._ready: asyncio.PriorityQueue[tuple[bool, int, int]] = asyncio.PriorityQueue()
-        for position in self._rank:
-            if position not in self._owners:
-                self._put(position)
-
-    def _put(self, position: int) -> None:
-        self._ready.put_nowait((position not in self._owners, self._rank[position], position))
+        for position, owners in self._left.items():
+            for owner in owners:
+                self._children.setdefault(owner, []).append(position)
+        awaited = {i for each in self._compared - self._reusing for i in self._owners[each]}
+        self._rank = {
+            position: (position not in self._left, position not in awaited, rank)
+            for rank, position in enumerate(_order(work))
+        }
+        self._ready: asyncio.PriorityQueue[tuple[tuple, int]] = asyncio.PriorityQueue()
+        for position in self._rank.keys() - self._left:
+            self._ready.put_nowait((self._rank[position], position))
 
     async def next(self) -> int:
         """Return the position of the work to send next; wait until there is one."""
@@ -391,16 +402,26 @@ class _Order:
     def ended(self, position: int) -> None:
         """Let the samples follow that waited for this one, be it captured or not."""
         for child in self._children.pop(position, []):
-            self._put(child)
+            self._left[child].discard(position)
+            if not self._left[child]:
+                self._ready.put_nowait((self._rank[child], child))
 
     def namespace(self, position: int, done: Mapping[int, Captured]) -> str | None:
         """Return the namespace in which the rows that a sample shares were all computed.
 
         None if there is no such namespace, for example since one of the samples failed.
         """
-        owners = self._owners.get(position, ())
+        owners = self._owners[position] if position in self._reusing else ()
         names = {done[owner].namespace if owner in done else None for owner in owners}
         return names.pop() if len(names) == 1 else None
+
+    def check_compared(self, position: int, done: Mapping[int, Captured]) -> None:
+        """Refuse to send a sample that is compared with rows which are not in the file yet.
+
+        The samples whose rows they are come before it, when the failed ones are tried again.
+        """
+        if position in self._compared and not done.keys() >= {*self._owners[position]}:
+            raise CaptureFailed("not sent, since a sample whose rows it shares was not captured")
 
 
 def _order(work: Sequence[Work]) -> list[int]:
@@ -539,7 +560,8 @@ def _check_counts(
     """Compare a receipt with promise 2.
 
     Tokens sent = prompt tokens = rows written + rows shared, no more cached tokens than rows that
-    were computed for an earlier sample in the same namespace, and rows of these ids.
+    were computed for an earlier sample in the same namespace, and rows of these ids. Of a comparing
+    request, every shared row that was computed is compared.
 
     Args:
         cached_tokens: cached tokens by the server's answer.
@@ -560,6 +582,12 @@ def _check_counts(
     if receipt.cached_tokens != cached_tokens:
         raise CaptureFailed(
             f"{cached_tokens} tokens came from a cache, the receipt has {receipt.cached_tokens}"
+        )
+    comparing = destination.kind == protocol.COMPARING
+    again = max(work.shared - cached_tokens, 0) if comparing else 0
+    if receipt.again_rows != again:
+        raise CaptureFailed(
+            f"{receipt.again_rows} shared rows were compared with the file's, expected {again}"
         )
     sent = ids.ids_hash(work.input_ids[cached_tokens:])
     if receipt.ids_hash != sent:

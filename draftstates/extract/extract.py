@@ -20,7 +20,7 @@ from draftstates.extract.staging import building_folder
 from draftstates.files import publish
 from draftstates.paths import Capture, recaptures_of, receipts_of
 from draftstates.plan.prefixes import Segments
-from draftstates.plan.recaptures import choose_recaptures
+from draftstates.plan.recaptures import choose_compared, choose_recaptures
 from draftstates.plan.shard_tokens import ShardTokens
 from draftstates.records import Engine, Images, SampleReceipt, ShardReceipts, withdraw_manifest
 from draftstates.shards import layout
@@ -62,8 +62,8 @@ def extract_shard(
         selftest: id of the self-test rows that the server agreed with; the manifest asks for it.
 
     Returns:
-        figures: captured, copied, recaptured and cached tokens, tokens that were computed again,
-        and seconds.
+        figures: captured, copied, recaptured and cached tokens, shared tokens that were computed
+        again and compared, and seconds.
 
     Raises:
         UserError: names each sample that could not be captured, and why.
@@ -126,7 +126,7 @@ def extract_shard(
         "copied_tokens": copied.tokens,
         "recaptured_tokens": sum(rows for _, rows in chosen),
         "cached_tokens": sum(item.receipt.cached_tokens for item in captured),
-        "computed_again": sum(item.receipt.again_rows for item in captured),
+        "compared_tokens": sum(item.receipt.again_rows for item in captured),
         "seconds": round(seconds, 3),
     }
 
@@ -152,6 +152,8 @@ def make_work(
     """
     starts = np.concatenate([[0], np.cumsum(tokens.lengths)]).tolist()
     places = tokens.segments or Segments.unshared(tokens.lengths)
+    key = {"shard_id": tokens.shard_id, "copied": copied, "fraction": options.recapture_fraction}
+    compared = choose_compared(tokens.sample_ids, tokens.segments, **key)
     work = [
         Work(
             sample_id=name,
@@ -161,17 +163,16 @@ def make_work(
             owners=tuple(int(places.ends[owner]) for owner in places.owners(i)),
             input_ids=tokens.input_ids[starts[i] : starts[i + 1]],
             kind=kind,
+            compared=i in compared,
         )
         for i, name in enumerate(tokens.sample_ids)
     ]
-    asked = {"fraction": options.recapture_fraction, "minimum": options.recapture_minimum}
     chosen = choose_recaptures(
         tokens.sample_ids,
         tokens.lengths,
-        shard_id=tokens.shard_id,
-        copied=copied,
+        minimum=options.recapture_minimum,
         segments=tokens.segments,
-        **asked,
+        **key,
     )
     pieces = [slice(starts[i], starts[i] + rows) for i, rows in chosen]
     layout.create(

@@ -23,9 +23,9 @@ TOP_TOKENS = 5
 # the difference is known.
 ROW_TOKENS = 2
 GROWING_RECEIPTS_SUFFIX = ".receipts.jsonl"
-# The states of a self-test request are held against second readings. Of a request that may find its
-# shared rows cached, those that are computed again are held against the file's.
-PLAIN, SELF_TEST, REUSING = "c", "p", "r"
+# The states of a self-test request are held against second readings, the shared rows of a comparing
+# one, as far as they are computed again, against the file's.
+PLAIN, SELF_TEST, COMPARING = "c", "p", "r"
 # A self-test request keeps so many of its first and of its last rows of every layer.
 _KEPT = 64
 
@@ -41,7 +41,7 @@ class Destination:
         shared: first rows of them that the shard has already, and that are not written.
         ids_hash: `ids.ids_hash` of the ids sent, so that a receipt is bound to them.
         attempt: distinguishes a retry from earlier attempts.
-        kind: `PLAIN`, `SELF_TEST` or `REUSING`.
+        kind: `PLAIN`, `SELF_TEST` or `COMPARING`.
     """
 
     file: str
@@ -104,9 +104,8 @@ class Receipt:
         ids_hash: hash of the ids that the model's forward pass read, those of shared rows too; of
             cached tokens it reads none.
         checksum: checksum of the bytes that were written; see `layout.sample_checksum`.
-        again_rows: shared rows that were computed again though a cache was to have them.
-        again_distance: largest distance of these from the file's rows
-            (`draftstates.shards.distance`).
+        again_rows: shared rows that were computed again and compared with the file's.
+        again_distance: largest distance of these (`draftstates.shards.distance`).
         last_state: final state of the last row in the stored dtype, in base64; None where the file
             holds it.
     """

@@ -22,7 +22,7 @@ from draftstates.model.final_norm import FinalNorm
 from draftstates.model.folder import ModelFolder
 from draftstates.model.head import Head, read_head
 from draftstates.plan.prefixes import shard_id
-from draftstates.plan.recaptures import choose_recaptures
+from draftstates.plan.recaptures import choose_compared, choose_recaptures
 from draftstates.plan.shard_tokens import SampledTokens, read_sampled
 from draftstates.records import (
     Figures,
@@ -127,7 +127,7 @@ def verify_shard(
         if planned.answered
         else ([], {}, 0)
     )
-    moved += _check_again(file, received.samples, limits=limits)
+    moved += _check_again(file, received.samples, checks=checks, limits=limits)
     _refuse(findings + misaligned + moved + untrue, shard, receipts=received.samples)
     return Verified(
         shard_id=planned.shard_id,
@@ -435,19 +435,28 @@ def _check_prefixes(
 
 
 def _check_again(
-    file: Shard, receipts: Sequence[SampleReceipt], *, limits: Limits
+    file: Shard, receipts: Sequence[SampleReceipt], *, checks: PlannedChecks, limits: Limits
 ) -> Iterator[Finding]:
-    """Check shared rows that the server computed again, since its cache had lost them.
+    """Check shared rows that the server computed again and compared with the stored ones.
 
-    Where a cache was to have a sample's shared rows, those that did not come from it were compared.
+    It compares those of the samples that the key chooses. And where a cache was to have a sample's
+    shared rows, those that did not come from it.
     """
+    compared = choose_compared(
+        file.header.sample_ids,
+        file.segments,
+        shard_id=file.header.metadata["shard_id"],
+        fraction=checks.recapture_fraction,
+        copied=[index for index, receipt in enumerate(receipts) if receipt.copied_from],
+    )
     for index, receipt in enumerate(receipts):
         name, again = receipt.sample_id, receipt.again_rows
-        if most := _most_cached(file, index, receipts):
-            expected = max(most - receipt.cached_tokens, 0)
+        most = _most_cached(file, index, receipts)
+        if most or index in compared:
+            expected = file.segments.shared(index) - min(receipt.cached_tokens, most)
             if again != expected:
                 detail = (
-                    f"again_rows: expected {expected} shared rows that were not cached, and so"
+                    f"again_rows: expected {expected} shared rows that were computed again, and so"
                     f" compared with the shard's, the receipt has {again}"
                 )
                 yield Finding(check="prefix", sample_id=name, detail=detail)

@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.request
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -166,6 +166,7 @@ def capture(
     *,
     kind: str = "c",
     segments: Segments | None = None,
+    compared: Collection[int] = (),
     tokens_in_flight: int = 8192,
     endpoint: Endpoint | None = None,
     retries: int = 0,
@@ -173,7 +174,8 @@ def capture(
 ) -> tuple[layout.Shard, list[Captured], dict[int, str]]:
     """Capture `samples` (int32 ids each) into a new shard below the server's root.
 
-    Return the shard, the captured samples, and the refused ones.
+    The shared rows of the samples `compared` are compared with the shard's. Return the shard, the
+    captured samples, and the refused ones.
     """
     path = new_shard(server, samples, segments)
     places = segments or Segments.unshared([len(sample) for sample in samples])
@@ -186,6 +188,7 @@ def capture(
             shared=places.shared(i),
             owners=tuple(int(places.ends[owner]) for owner in places.owners(i)),
             kind=kind,
+            compared=i in compared,
         )
         for i, sample in enumerate(samples)
     ]

@@ -9,7 +9,9 @@ import pytest
 from server_harness import Running, capture, random_ids, rows_on_disk, worst_row_difference
 
 from draftstates import ids
+from draftstates.extract.client import Captured, Client, Work
 from draftstates.plan.prefixes import Segments, share_prefixes
+from draftstates.shards import layout
 from draftstates.shards.layout import Shard
 
 pytestmark = pytest.mark.server
@@ -53,8 +55,10 @@ def check_rows(shard: Shard, alone: Shard) -> None:
 def test_shared_rows_are_computed_dropped_and_those_of_a_capture_alone(server: Running) -> None:
     samples = conversations()
     segments = segments_of(samples)
-    shard, captured, refused = capture(server, samples, segments=segments)
+    shard, captured, refused = capture(server, samples, segments=segments, compared=[1, 3])
     assert not refused
+    assert [c.receipt.again_rows for c in captured] == [0, 276, 0, 256, 0, 0]
+    assert [c.receipt.again_distance < 1e-3 for c in captured] == [True] * 6
     assert [
         (c.receipt.rows + segments.shared(i), c.prompt_tokens, c.receipt.cached_tokens)
         for i, c in enumerate(captured)
@@ -64,6 +68,31 @@ def test_shared_rows_are_computed_dropped_and_those_of_a_capture_alone(server: R
     alone, _, refused = capture(server, samples)
     assert not refused
     check_rows(shard, alone)
+
+
+def test_shared_rows_that_are_not_those_of_the_shard_are_seen_by_the_server(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second sample shares 276 rows, and a chunk has 256: row 270, of its second chunk, is
+    changed in the file before it is sent.
+    """
+    samples = conversations()[:2]
+    segments = share_prefixes(np.concatenate(samples), list(map(len, samples)), minimum=64)
+    send = Client._send
+
+    async def spoilt(self: Client, work: Work, *arguments: object) -> Captured:
+        if work.compared:
+            begin, width = layout.read_header(work.shard).states()["hidden_states"]
+            with open(work.shard, "r+b") as file:
+                file.seek(begin + 270 * width)
+                file.write(np.full(width // 4, 0.5, np.float32).tobytes())
+        return await send(self, work, *arguments)
+
+    monkeypatch.setattr(Client, "_send", spoilt)
+    _, captured, refused = capture(server, samples, segments=segments, compared=[1])
+    assert not refused
+    assert captured[1].receipt.again_rows == 276
+    assert captured[1].receipt.again_distance > 0.05
 
 
 def test_shared_rows_are_computed_once_with_the_radix_cache_and_all_of_them_are_hits(

@@ -69,11 +69,14 @@ def test_each_mode_sends_what_its_name_says_and_the_table_has_its_bytes(
         name: [(each.get("cached"), each.get("again")) for each in measured if each["mode"] == name]
         for name in {each["mode"] for each in measured}
     }
+    # one sample is chosen, whose shared rows are compared
+    ((_, compared), _) = stored_once = figures.pop("stored once:here")
+    assert stored_once == [(0, compared)] * 2
+    assert compared in {30, 60, 70}
     assert figures == {
         "plain": [(None, None)] * 2,
         "plain, cached": [(SHARED, None)] * 2,
         "off:here": [(0, 0)] * 2,
-        "stored once:here": [(0, 0)] * 2,
         "computed once:here": [(SHARED, 0)] * 2,
     }
     assert {each["tokens"] for each in measured} == {TOKENS}

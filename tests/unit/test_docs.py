@@ -62,7 +62,7 @@ def test_the_page_of_commands_has_each_command_and_its_json() -> None:
 
 def test_the_readmes_training_loop_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop runs on samples of the demo's shape, apart from the size of its vocabulary."""
-    (loop,) = blocks(REPOSITORY / "README.md", "python")
+    loop, _ = blocks(REPOSITORY / "README.md", "python")
     folder = tmp_path / "results" / "SmolLM2-135M-Instruct-411915ca"
     small(folder, spec=capture_spec(layers=(2, 15, 27), num_layers=30, hidden_size=576))
     monkeypatch.chdir(tmp_path)

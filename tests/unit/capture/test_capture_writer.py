@@ -74,7 +74,7 @@ def test_shared_rows_that_are_computed_again_are_held_against_the_files(
     bench = Bench(tmp_path, segments=Segments.of([[(0, 5)], [(1, 4), (5, 3)]]))
     bench.put(bench.destination(0, 5), 0, 5)
     bench.receipts(1)
-    child = bench.destination(5, 7, shared=4, kind=protocol.REUSING)
+    child = bench.destination(5, 7, shared=4, kind=protocol.COMPARING)
     bench.put(child, 2, 1, shift=shift)
     bench.put(child, 3, 4, shift=shift)
     receipt = bench.receipts(2)[0][1]
@@ -93,7 +93,7 @@ def test_huge_components_hide_no_other_row_that_comes_again(tmp_path: Path) -> N
     bench.rows[:, :, :2] = 1e4
     bench.put(bench.destination(0, 5), 0, 5)
     bench.receipts(1)
-    bench.put(bench.destination(5, 7, shared=4, kind=protocol.REUSING), 0, 7, shift=1.0)
+    bench.put(bench.destination(5, 7, shared=4, kind=protocol.COMPARING), 0, 7, shift=1.0)
     receipt = bench.receipts(2)[0][1]
     assert receipt.again_rows == 4
     assert receipt.again_distance > Limits.of(Rounding.of(SPEC)).worst

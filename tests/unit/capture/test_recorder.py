@@ -361,7 +361,7 @@ def test_a_pass_that_no_tap_saw_is_answered_and_nothing_is_written(tmp_path: Pat
 
 @torch.no_grad()
 @pytest.mark.parametrize("shared", [1, 2, 3, 4])
-@pytest.mark.parametrize("kind", [protocol.PLAIN, protocol.REUSING])
+@pytest.mark.parametrize("kind", [protocol.PLAIN, protocol.COMPARING])
 def test_shared_rows_do_not_leave_the_device_unless_they_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: int, kind: str
 ) -> None:
@@ -392,7 +392,7 @@ def test_shared_rows_do_not_leave_the_device_unless_they_are_compared(
     recorder._record(asked, [None, child], Reading((0, 2, 4), rows=rows), final)
     (receipt,) = _receipts(tmp_path)
     assert receipt.rows == TOKENS - shared
-    compared = kind == protocol.REUSING
+    compared = kind == protocol.COMPARING
     assert receipt.again_rows == (shared if compared else 0)
     assert (receipt.again_distance > 0) == compared
     for source, dimensions in ((rows, 3), (final, 2)):

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from synthetic import Synthetic, capture_spec, norm_model, sample, small, write_manifest
+from synthetic import (
+    Synthetic,
+    capture_spec,
+    norm_model,
+    sample,
+    sharing,
+    small,
+    write_manifest,
+)
 
 from draftstates.commands import cli
 from draftstates.errors import UserError
@@ -117,6 +125,26 @@ def test_deepspec_index_points_at_each_part(tmp_path: Path) -> None:
         2,
         [1, 2, 4],
     )
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_an_export_of_shared_rows_is_that_of_rows_of_their_own(tmp_path: Path, name: str) -> None:
+    """To the last byte of every file of samples."""
+    spec = spec_for(name, tmp_path)
+    shared = sharing(tmp_path / "shared", spec=spec)
+    apart = write_manifest(tmp_path / "apart", [list(shared.samples.values())], spec=spec)
+    dataset = ShardDataset(shared.path)
+    assert sum(len(dataset._locate(i)[0].pieces(i)) > 1 for i in range(len(dataset))) > 2
+    found = []
+    for manifest in (shared, apart):
+        folder = export(manifest, name, model_folder=tmp_path / "model")
+        files = {
+            path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.*")
+        }
+        named = {file for file in files if file.endswith((".json", ".jsonl"))}
+        found.append({file: content for file, content in files.items() if file not in named})
+    assert found[0] == found[1]
+    assert len(found[0]) >= 2
 
 
 @pytest.mark.parametrize("name", EXPORTED)

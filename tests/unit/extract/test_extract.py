@@ -49,6 +49,11 @@ class StandIn:
         """Return the rows that the server writes of a request."""
         return destination.rows - max(destination.shared, cached)
 
+    def compared(self, destination: protocol.Destination, cached: int) -> int:
+        """Return the shared rows that the server computes and compares with the file's."""
+        asked = destination.kind == protocol.COMPARING
+        return max(destination.shared - cached, 0) if asked else 0
+
     def cached(self, body: dict) -> int:
         """Return the tokens that a radix cache has of a request, which it then holds itself."""
         if self.cache is None:
@@ -83,6 +88,7 @@ class StandIn:
             "cached_tokens": cached,
             "ids_hash": ids.ids_hash(np.array(body["input_ids"][cached:], np.int32)),
             "checksum": checksum,
+            "again_rows": self.compared(destination, cached),
         }
         receipt = protocol.Receipt(rid=body["rid"], **{**sent, **fault.get("receipt", {})})
         path = self.root / destination.file

@@ -1,5 +1,5 @@
 """Shared prefixes that are computed once: what is sent when and in which namespace, and what a
-cache may have given.
+cache may have given. Without a cache: which samples are compared with the rows that they share.
 """
 
 import asyncio
@@ -11,10 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from aiohttp import web
 from test_extract import SPEC, StandIn, with_server
 
 from draftstates import ids
 from draftstates.errors import UserError
+from draftstates.extract import protocol
 from draftstates.extract.client import CaptureFailed, Client, Endpoint
 from draftstates.extract.extract import ExtractOptions, extract_shard
 from draftstates.paths import receipts_of
@@ -32,12 +34,12 @@ SAMPLES = [
 SHARED = [0, 12, 7, 18, 0]
 
 
-def planned(folder: Path, samples: list[list[int]] = SAMPLES) -> Path:
+def planned(folder: Path, samples: list[list[int]] = SAMPLES, shared: list[int] = SHARED) -> Path:
     parts = [np.array(sample, np.int32) for sample in samples]
     masks = [np.ones(len(part), np.uint8) for part in parts]
     names = [ids.sample_id(part, mask) for part, mask in zip(parts, masks, strict=True)]
     segments = share_prefixes(np.concatenate(parts), list(map(len, parts)), minimum=4)
-    assert [segments.shared(index) for index in range(len(samples))] == SHARED
+    assert [segments.shared(index) for index in range(len(samples))] == shared
     path = folder / f"{shard_id(names, segments)}.parquet"
     places = [np.ravel(segments.of_sample(index)).tolist() for index in range(len(samples))]
     columns = {"sample_id": names, "input_ids": parts, "loss_mask": masks, "segments": places}
@@ -79,18 +81,27 @@ def is_sample(body: dict, length: int) -> bool:
     return len(body["input_ids"]) == length and "recaptures" not in body["rid"]
 
 
-def extract(server: Server, folder: Path, **options: object) -> list[dict]:
+def extract(
+    server: Server,
+    folder: Path,
+    *,
+    reuse_prefixes: bool = True,
+    path: Path | None = None,
+    **options: object,
+) -> list[dict]:
     """Capture the planned shard; return the receipts of its samples."""
-    path = planned(folder)
+    path = path or planned(folder)
     output = folder / "shards" / f"{path.stem}.safetensors"
 
     def action(endpoint: Endpoint) -> None:
         extract_shard(
             read_tokens(path, shard_id=path.stem),
             spec=SPEC,
-            endpoint=dataclasses.replace(endpoint, fresh_namespace=True, reuse_prefixes=True),
+            endpoint=dataclasses.replace(
+                endpoint, fresh_namespace=True, reuse_prefixes=reuse_prefixes
+            ),
             engine="x",
-            options=ExtractOptions(recapture_minimum=1, **options),
+            options=ExtractOptions(**{"recapture_minimum": 1, **options}),
             output=output,
             planned=[],
         )
@@ -183,7 +194,7 @@ def test_after_a_parent_that_failed_nothing_is_taken_from_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first attempt at the first sample fails; those that share its rows do not wait for ever,
-    and are computed whole.
+    and are computed whole. The fourth is compared with its rows, and so sent after it.
     """
     server, tries = Server(tmp_path), []
     honest = server.cached
@@ -198,7 +209,7 @@ def test_after_a_parent_that_failed_nothing_is_taken_from_the_cache(
 
     monkeypatch.setattr(server, "cached", once)
     receipts = extract(server, tmp_path)
-    assert [receipt["attempts"] for receipt in receipts] == [2, 1, 1, 1, 1]
+    assert [receipt["attempts"] for receipt in receipts] == [2, 1, 1, 2, 1]
     assert [receipt["cached_tokens"] for receipt in receipts] == [0] * 5
     assert len({receipt["namespace"] for receipt in receipts}) == 5
 
@@ -219,3 +230,88 @@ def test_a_child_does_not_hold_room_while_it_waits(tmp_path: Path) -> None:
         asyncio.wait_for(asyncio.to_thread(extract, server, tmp_path, tokens_in_flight=1), 30)
     )
     assert server.most_in_flight == max(map(len, SAMPLES))
+
+
+class Comparing(Server):
+    """A stand-in without a cache, which notes what was answered before each comparing request."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.cache = None
+        self.answered: list[int] = []
+        self.before: dict[int, list[int]] = {}
+
+    def cached(self, body: dict) -> int:
+        return 0
+
+    async def generate(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        length = len(body["input_ids"])
+        if protocol.parse_rid(body["rid"]).kind == protocol.COMPARING:
+            self.before.setdefault(length, list(self.answered))
+        answer = await super().generate(request)
+        self.answered.append(length)
+        return answer
+
+
+@pytest.mark.parametrize(("fraction", "chosen"), [(0.01, 1), (0.5, 2), (1.0, 3)])
+@pytest.mark.parametrize("tokens_in_flight", [1, 65536])
+def test_shared_rows_of_chosen_samples_are_compared_once_they_are_written(
+    tmp_path: Path, fraction: float, chosen: int, tokens_in_flight: int
+) -> None:
+    server = Comparing(tmp_path)
+    receipts = extract(
+        server,
+        tmp_path,
+        reuse_prefixes=False,
+        recapture_fraction=fraction,
+        tokens_in_flight=tokens_in_flight,
+    )
+    lengths = list(map(len, SAMPLES))
+    compared = [i for i, receipt in enumerate(receipts) if receipt.get("again_rows")]
+    assert sorted(server.before) == sorted(lengths[i] for i in compared)
+    assert len(compared) == chosen
+    for index in compared:
+        assert receipts[index]["again_rows"] == SHARED[index]
+        owners = {20, 21} if index == 3 else {20}
+        assert owners <= {*server.before[lengths[index]]}
+
+
+def test_a_sample_that_is_compared_is_not_the_last_one(tmp_path: Path) -> None:
+    """What it waits for comes first, though others are longer: alone, it would take a pass more."""
+    server = Comparing(tmp_path)
+    longest = [*range(600, 640)]
+    path = planned(tmp_path, [*SAMPLES, longest, longest[::-1]], [*SHARED, 0, 0])
+    extract(server, tmp_path, reuse_prefixes=False, tokens_in_flight=1, path=path)
+    (compared,) = server.before
+    assert server.answered[0] == 20
+    # one more was on its way to the server
+    assert server.answered.index(compared) <= 2
+
+
+def test_a_server_that_compares_nothing_fails_a_sample_that_is_to_be_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Comparing(tmp_path)
+    monkeypatch.setattr(server, "compared", lambda destination, cached: 0)
+    with pytest.raises(UserError, match="0 shared rows were compared with the file's, expected"):
+        extract(server, tmp_path, reuse_prefixes=False)
+
+
+def test_after_a_sample_that_failed_the_one_that_is_compared_with_it_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: list[str]
+) -> None:
+    server, tries = Comparing(tmp_path), []
+
+    def once(body: dict) -> int:
+        if is_sample(body, 20):
+            tries.append(1)
+            return 3 * (len(tries) == 1)
+        return 0
+
+    monkeypatch.setattr(server, "cached", once)
+    receipts = extract(server, tmp_path, reuse_prefixes=False, recapture_fraction=1.0)
+    assert [receipt["attempts"] for receipt in receipts] == [2, 2, 2, 2, 1]
+    assert [receipt.get("again_rows", 0) for receipt in receipts] == SHARED
+    # not sent in vain
+    assert len(failures) == 1

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftstates.plan.prefixes import share_prefixes
-from draftstates.plan.recaptures import REACH, SHORTEST, choose_recaptures
+from draftstates.plan.prefixes import Segments, share_prefixes
+from draftstates.plan.recaptures import REACH, SHORTEST, choose_compared, choose_recaptures
 
 _LENGTHS = st.lists(st.integers(1, 5000), min_size=1, max_size=300)
 
@@ -130,3 +130,39 @@ def test_one_prefix_of_each_shard_reaches_beyond_long_shared_rows(copied: Sequen
         assert reached and min(reached) >= SHORTEST
         beyond.update(reached)
     assert len(beyond) > 10
+
+
+def _sharing(count: int) -> Segments:
+    """Return the places of samples of 30 rows: the odd ones share 20 of the first."""
+    places, row = [], 0
+    for index in range(count):
+        places.append([(0, 20), (row, 10)] if index % 2 else [(row, 30)])
+        row += 10 if index % 2 else 30
+    return Segments.of(places)
+
+
+@given(fraction=st.floats(0, 1), copied=st.sets(st.integers(0, 99)))
+def test_the_fraction_of_the_samples_with_shared_rows_is_compared(
+    fraction: float, copied: set[int]
+) -> None:
+    key = {"shard_id": "a", "copied": copied}
+    chosen = choose_compared(_names(100), _sharing(100), fraction=fraction, **key)
+    sharing = {*range(1, 100, 2)} - copied
+    assert chosen <= sharing
+    assert len(chosen) == math.ceil(fraction * len(sharing))
+    # a shard that was captured with a larger fraction has the rest too
+    assert chosen <= choose_compared(_names(100), _sharing(100), fraction=1, **key)
+
+
+def test_which_samples_are_compared_depends_on_the_shard() -> None:
+    one, other = (
+        choose_compared(_names(500), _sharing(500), shard_id=name, fraction=0.02) for name in "ab"
+    )
+    assert len(one) == len(other) == 5
+    assert one != other
+
+
+def test_where_nothing_is_shared_nothing_is_compared() -> None:
+    assert not choose_compared(_names(5), None, shard_id="a", fraction=1)
+    apart = Segments.unshared([30] * 5)
+    assert not choose_compared(_names(5), apart, shard_id="a", fraction=1)

@@ -70,12 +70,12 @@ def test_a_checksum_is_one_definition_for_streams_and_for_whole_tensors() -> Non
     assert layout.sample_checksum(hidden + final, b"") != layout.sample_checksum(hidden, final)
 
 
-def test_the_guides_lines_read_a_sample_whose_rows_lie_in_several_places(tmp_path: Path) -> None:
+def test_the_readmes_lines_read_a_sample_whose_rows_lie_in_several_places(tmp_path: Path) -> None:
     """With any safetensors reader, and nothing of this package."""
     written = sharing(tmp_path)
     (path,) = (tmp_path / "shards").iterdir()
-    lines = (Path(__file__).parents[3] / "docs" / "trainers.md").read_text()
-    code = lines.split("share rows in six lines:\n\n```python\n")[1].split("```")[0]
+    lines = (Path(__file__).parents[3] / "README.md").read_text()
+    code = lines.split("a sample takes six\nlines:\n\n```python\n")[1].split("```")[0]
     assert len([line for line in code.splitlines() if line and "import" not in line]) == 6
     names = layout.read_header(path).sample_ids
     several = 0

@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 import torch
 import xxhash
-from captured import Captured, Files, capture, capture_sharing, tiny_model, verify, write
+from captured import (
+    Captured,
+    Files,
+    capture,
+    capture_sharing,
+    compared_of,
+    tiny_model,
+    verify,
+    write,
+)
 from synthetic import manifest_with
 
 from draftstates import ids
@@ -252,6 +261,23 @@ def test_rows_that_came_again_and_were_not_compared_are_caught(model: Path, tmp_
     assert f"sample {captured.names[child]}: prefix: again_rows: expected 3 shared rows" in message
 
 
+@pytest.mark.parametrize("change", [-1, 1])
+def test_chosen_samples_whose_shared_rows_were_not_compared_are_caught(
+    model: Path, tmp_path: Path, change: int
+) -> None:
+    captured = capture_sharing(model, samples=40)
+    files, chosen = write(captured, tmp_path), compared_of(captured)
+    (index,) = chosen
+    again = captured.segments.shared(index)
+    files.change_receipts(
+        lambda said: said["samples"][index].update(again_rows=max(again + change * again, 0))
+    )
+    message = _refused(files)
+    assert _checks(message) == {"prefix"}
+    found = f"sample {captured.names[index]}: prefix: again_rows: expected {again} shared rows"
+    assert found in message
+
+
 @pytest.mark.parametrize("owner", [0, -1])
 @pytest.mark.parametrize("namespace", ["two", None])
 def test_cached_tokens_of_rows_that_were_not_written_in_the_same_namespace_are_caught(
@@ -285,14 +311,14 @@ def test_rows_that_came_again_otherwise_are_caught(
     captured = capture_sharing(model)
     child = next(index for index in range(12) if captured.segments.shared(index))
     files = write(captured, tmp_path)
-    again = {"again_rows": 2, "again_distance": distance}
+    again = {"again_rows": captured.segments.shared(child), "again_distance": distance}
     files.change_receipts(lambda said: said["samples"][child].update(again))
     if distance == 0.2:
         _verify(files)
         return
     message = _refused(files)
     assert _checks(message) == {"prefix"}
-    assert f"sample {captured.names[child]}: prefix: a row of 2 that were computed again" in message
+    assert f"sample {captured.names[child]}: prefix: a row of" in message
 
 
 def test_cached_tokens_without_a_namespace_are_caught(model: Path, tmp_path: Path) -> None:
