@@ -9,7 +9,7 @@ from draftstates.tokens.answers import AnswerJoiner
 from draftstates.tokens.flags import RowFlags, endings, without_padding
 from draftstates.tokens.layouts import CONTEXTS, RowLayout
 from draftstates.tokens.messages import MessageReader
-from draftstates.tokens.parts import REASONING_KEYS, is_setting
+from draftstates.tokens.parts import REASONING_KEYS, ends_in_thought, is_setting
 from draftstates.tokens.rows import RowSkipped, parse_json, shown
 from draftstates.tokens.tools import from_json, is_empty, read_tools
 
@@ -132,6 +132,9 @@ class _RowParser:
             self._read_pair(layout)
         reader = self._reader
         self._flags.apply(reader)
+        reader.open_turns.update(
+            index for index, message in enumerate(reader.messages) if ends_in_thought(message)
+        )
         answers = AnswerJoiner(reader.messages, reader.unsupervised, reader.open_turns)
         tools, arguments = self._tools(), self._arguments()
         return Conversation(

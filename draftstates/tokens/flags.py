@@ -28,7 +28,11 @@ HOLDERS = (
     "additional_kwargs",
 )
 # keys that say how an answer ended in another way: true where it was cut, or where it was not
-_TRUNCATED = ("truncated", "is_truncated", "was_truncated")
+_TRUNCATED = (
+    *("truncated", "is_truncated", "was_truncated"),
+    # beginnings that the request has the model continue
+    *("prefix", "partial", "continue_final_message"),
+)
 _COMPLETE = ("is_complete", "is_finished", "finished")
 ENDING_KEYS = frozenset((*FINISH_KEYS, *_TRUNCATED, *_COMPLETE, "incomplete_details"))
 FLAGS = (
