@@ -42,6 +42,9 @@ CUT = [
     {"finished": 0},
     {"finish_reason": "FinishReason.LENGTH"},
     {"generation_finish_reason": "length"},
+    {"finish_reason": {"type": "stop", "matched": "###"}},
+    {"finish_reason": "stop", "stop_reason": "###"},
+    {"finish_reason": "stop", "matched_stop": "\n\n"},
     {"prefix": True},
     {"partial": True},
     {"continue_final_message": True},
@@ -70,6 +73,7 @@ def test_every_way_to_say_that_an_answer_was_cut(end: dict) -> None:
     "end",
     [
         {"finish_reason": {"type": "stop", "matched": 2}},
+        {"finish_reason": "stop", "stop_reason": 151645, "matched_stop": 2},
         {"status": "completed", "incomplete_details": None},
         {"truncated": False, "is_complete": True, "done_reason": "stop"},
         {"is_truncated": "no", "finished": 1, "finish_reason": "FinishReason.STOP"},

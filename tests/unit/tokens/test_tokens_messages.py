@@ -424,3 +424,12 @@ def test_arguments_of_a_column_of_maps(tmp_path) -> None:
     pq.write_table(pa.table({"messages": pa.array([row], kind)}), tmp_path / "rows.parquet")
     (found,) = (parse_row(row.value) for row in read_rows([tmp_path / "rows.parquet"]))
     assert found.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": "1"}
+
+
+def test_a_question_that_is_json_text_of_messages() -> None:
+    asked = chat("Q", "A", "R", system="S")
+    for items in (asked, [{"from": m["role"], "value": m["content"]} for m in asked]):
+        row = {"prompt": json.dumps(items), "completion": "B"}
+        assert messages_of(row) == [*asked, {"role": "assistant", "content": "B"}]
+    for text in ('[{"role": "admin"}]', "[1, 2]", "[not JSON", "[]"):
+        assert messages_of({"prompt": text, "completion": "B"})[0]["content"] == text
