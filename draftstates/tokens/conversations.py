@@ -9,7 +9,7 @@ from draftstates.tokens.answers import AnswerJoiner
 from draftstates.tokens.flags import RowFlags, endings, without_padding
 from draftstates.tokens.layouts import CONTEXTS, RowLayout
 from draftstates.tokens.messages import MessageReader
-from draftstates.tokens.parts import REASONING_KEYS, is_setting
+from draftstates.tokens.parts import REASONING_KEYS, ends_in_thought, is_setting
 from draftstates.tokens.rows import RowSkipped, parse_json, shown
 from draftstates.tokens.tools import from_json, is_empty, read_tools
 
@@ -132,6 +132,9 @@ class _RowParser:
             self._read_pair(layout)
         reader = self._reader
         self._flags.apply(reader)
+        reader.open_turns.update(
+            index for index, message in enumerate(reader.messages) if ends_in_thought(message)
+        )
         answers = AnswerJoiner(reader.messages, reader.unsupervised, reader.open_turns)
         tools, arguments = self._tools(), self._arguments()
         return Conversation(
@@ -266,6 +269,8 @@ class _RowParser:
             found = self._layout.pair()
             question, answer = found or (self._name("prompt"), self._name("completion"))
         asked = self._side(question, "user")
+        if listed := _messages_in(self._row[question]):
+            asked = listed
         said = self._side(answer, "assistant")
         self._read_system()
         self._read_history()
@@ -383,6 +388,19 @@ class _RowParser:
             str(name) for name, value in row.items() if name not in used and not is_empty(value)
         ]
         return (*unused, *sorted(self._reader.not_used))
+
+
+def _messages_in(value: object) -> list[dict[str, Any]]:
+    """Return the messages of a question that is JSON text of a list of them; none for others."""
+    if not isinstance(value, str) or not value.lstrip().startswith("["):
+        return []
+    listed = from_json(value)
+    known = isinstance(listed, list) and all(
+        isinstance(item, dict)
+        and ({"role", "content"} <= set(item) or {"from", "value"} <= set(item))
+        for item in listed
+    )
+    return listed if known else []
 
 
 def _list_of(value: object) -> list[Any] | None:

@@ -28,9 +28,15 @@ HOLDERS = (
     "additional_kwargs",
 )
 # keys that say how an answer ended in another way: true where it was cut, or where it was not
-_TRUNCATED = ("truncated", "is_truncated", "was_truncated")
+_TRUNCATED = (
+    *("truncated", "is_truncated", "was_truncated"),
+    # beginnings that the request has the model continue
+    *("prefix", "partial", "continue_final_message"),
+)
 _COMPLETE = ("is_complete", "is_finished", "finished")
-ENDING_KEYS = frozenset((*FINISH_KEYS, *_TRUNCATED, *_COMPLETE, "incomplete_details"))
+# the token or text that stopped the answer, where there is a finish reason too
+_MATCHED = ("stop_reason", "matched_stop")
+ENDING_KEYS = frozenset((*FINISH_KEYS, *_MATCHED, *_TRUNCATED, *_COMPLETE, "incomplete_details"))
 FLAGS = (
     "train",
     "trainable",
@@ -147,9 +153,11 @@ def has_failed(status: object) -> bool:
 
 def endings(item: dict[str, Any]) -> Iterator[tuple[str, object]]:
     """Yield what a message or row says of how its answer ended: key and reason."""
-    for key in FINISH_KEYS:
-        if item.get(key):
-            yield key, item[key]
+    for key in (*FINISH_KEYS, "matched_stop"):
+        if reason := item.get(key):
+            # vLLM and SGLang name a stop text of the request, which was cut off with what followed
+            stopped = key in _MATCHED and item.get("finish_reason") and was_cut(reason) is None
+            yield key, "stop_sequence" if stopped and isinstance(reason, str) else reason
     for holder in HOLDERS:
         inside = item.get(holder)
         if isinstance(inside, str) and inside.startswith("{"):
@@ -174,7 +182,9 @@ def endings(item: dict[str, Any]) -> Iterator[tuple[str, object]]:
 def was_cut(reason: object) -> bool | None:
     """Return whether a finish reason says that the model gave no end; None for an unknown one."""
     if isinstance(reason, dict):
-        # SGLang's own
+        # SGLang's own; what matched is a token, or a stop text of the request
+        if isinstance(reason.get("matched"), str):
+            return True
         reason = reason.get("type")
     if isinstance(reason, int):
         # vLLM names the stop token that the model gave

@@ -10,8 +10,8 @@ _MESSAGE_COLUMNS = ("messages", "conversations", "conversation")
 # the two columns of a layout that holds a question and an answer; the first that a row has
 _PAIRS = (("instruction", "output"), ("prompt", "completion"), ("prompt", "response"))
 # other names; taken where a row has exactly one of each
-_QUESTIONS = ("instruction", "prompt", "question", "query", "problem")
-_ANSWERS = ("output", "completion", "response", "answer", "solution")
+QUESTIONS = ("instruction", "prompt", "question", "query", "problem")
+ANSWERS = ("output", "completion", "response", "answer", "solution")
 # what the question is about; it is part of the question, and the row does not say how
 CONTEXTS = ("context", "contexts", "passage", "passages", "document", "documents")
 
@@ -73,7 +73,7 @@ class RowLayout:
         if listed:
             # it is there, and null or empty
             return "messages"
-        null = [name for name in (*_QUESTIONS, *_ANSWERS) if name in self._row]
+        null = [name for name in (*QUESTIONS, *ANSWERS) if name in self._row]
         for name in null:
             if self._row[name] is None:
                 raise RowSkipped("bad_columns", f"column {name}: expected text, found None")
@@ -83,11 +83,12 @@ class RowLayout:
             for side, names in zip(("question", "answer"), known, strict=True)
             if len(names) > 1
         )
-        advice = f"; it could have {several}: name one in columns" if several else ""
-        raise RowSkipped(
-            "unknown_format",
-            f"the columns {shown(sorted(map(str, self._row)))} fit no known layout{advice}",
-        )
+        if several:
+            advice = f"it could have {several}: name one in columns"
+        else:
+            advice = "name those of the messages, or of the question and its answer, in columns"
+        columns = shown(sorted(map(str, self._row)), 200)
+        raise RowSkipped("unknown_format", f"the columns {columns} fit no known layout; {advice}")
 
     def message_columns(self) -> tuple[str, ...]:
         """Return the names of columns that may hold the messages, the likeliest first."""
@@ -115,7 +116,7 @@ class RowLayout:
 
     def answer_column(self) -> str | None:
         """Return the column that holds an answer to the messages; None where it is in doubt."""
-        given = [name for name in _ANSWERS if not is_empty(self._row.get(name))]
+        given = [name for name in ANSWERS if not is_empty(self._row.get(name))]
         if len(given) != 1 or not isinstance(self._row[given[0]], (str, list)):
             return None
         return given[0]
@@ -124,7 +125,7 @@ class RowLayout:
         """Return the columns that may hold the question, and those that may hold the answer."""
         questions, answers = (
             [name for name in names if not is_empty(self._row.get(name))]
-            for names in (_QUESTIONS, _ANSWERS)
+            for names in (QUESTIONS, ANSWERS)
         )
         if not questions and not is_empty(self._row.get("input")):
             questions = ["input"]
@@ -136,7 +137,7 @@ class RowLayout:
             if self._has(question, answer):
                 return self._name(question), self._name(answer)
         questions, answers = self._sides()
-        for side, names in ((questions, ("instruction", "prompt")), (answers, _ANSWERS[:2])):
+        for side, names in ((questions, ("instruction", "prompt")), (answers, ANSWERS[:2])):
             # a column that the configuration names is not in doubt
             if named := [self._columns[name] for name in names if name in self._columns]:
                 side[:] = named

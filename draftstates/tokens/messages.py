@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftstates.tokens.flags import ENDING_KEYS, FLAGS, endings, is_excluded, was_cut
+from draftstates.tokens.layouts import ANSWERS, QUESTIONS
 from draftstates.tokens.parts import (
     REASONING_KEYS,
     joined,
@@ -36,6 +37,13 @@ ROLES = {
     **dict.fromkeys(("function_call", "tool_call"), "assistant"),
 }
 _CALL_ROLES = ("function_call", "tool_call")
+# the keys of a whole exchange, which Parquet may give in another order
+_EXCHANGE = {
+    **dict.fromkeys(QUESTIONS + ("input",), "user"),
+    **dict.fromkeys(ANSWERS, "assistant"),
+    **ROLES,
+}
+_ORDER = ("system", "developer", "user", "assistant", "tool")
 _CONTENT_KEYS = ("content", "value", "text")
 # items of Responses that are no messages
 _ITEMS = ("reasoning", "function_call", "function_call_output")
@@ -89,11 +97,11 @@ class MessageReader:
         role_key, _ = _first(item, self._role_keys)
         if role_key == "type" and item["type"] in _ITEMS:
             self._read_item(item, item["type"], where)
-        elif role_key is None and item and all(key in ROLES for key in item):
-            # a whole exchange by role: {"human": ..., "assistant": ...}
-            for name, text in item.items():
-                if not is_empty(text):
-                    self.read({"role": name, "content": text}, index)
+        elif role_key is None and _is_exchange(item):
+            # {"human": ..., "assistant": ...}
+            for name in sorted(item, key=lambda name: _ORDER.index(_EXCHANGE[name])):
+                if not is_empty(item[name]):
+                    self.read({"role": _EXCHANGE[name], "content": item[name]}, index)
         else:
             self._read_message(item, where)
         if not learn:
@@ -115,6 +123,9 @@ class MessageReader:
             index for index, message in enumerate(self.messages) if message["role"] == "assistant"
         ]
         if isinstance(reason, list):
+            if len({was_cut(found) for found in reason}) == 1:
+                # several answers of which the row has one, and all ended alike
+                reason = reason[:1]
             if len(reason) not in (1, len(turns)):
                 raise RowSkipped(
                     "bad_columns",
@@ -160,6 +171,12 @@ class MessageReader:
     def _read_message(self, item: dict[str, Any], where: str) -> None:
         role_key, given = _first(item, self._role_keys)
         content_key, content = _first(item, self._content_keys)
+        if role_key is None:
+            raise RowSkipped(
+                "bad_message",
+                f"{where}: expected a role under {' or '.join(dict.fromkeys(self._role_keys))},"
+                f" found the keys {shown(sorted(map(str, item)), 200)}",
+            )
         role = self._role(given, where)
         used = {role_key, content_key, "type", "status", "tool_calls", "function_call"}
         message: dict[str, Any] = {"role": role}
@@ -366,6 +383,12 @@ def _first(item: dict[str, Any], keys: tuple[str, ...]) -> tuple[str | None, Any
     given = [key for key in keys if item.get(key) is not None]
     chosen = next((key for key in given if not is_empty(item[key])), given[0] if given else None)
     return chosen, item.get(chosen)
+
+
+def _is_exchange(item: dict[str, Any]) -> bool:
+    """Return whether a message's keys are roles, or a question and its answer, each once."""
+    roles = [_EXCHANGE.get(key) for key in item]
+    return len(roles) > 1 and None not in roles and len(set(roles)) == len(roles)
 
 
 def _wrapped(value: object) -> object:

@@ -189,6 +189,17 @@ def one_thought(thoughts: list[str], others: list[str], where: str) -> list[str]
     return thoughts if one else others
 
 
+def ends_in_thought(message: dict[str, Any]) -> bool:
+    """Return whether an answer opens a thought and does not close it, so that it was cut."""
+    content = message["content"]
+    return (
+        message["role"] == "assistant"
+        and isinstance(content, str)
+        and content.lstrip().startswith("<think>")
+        and "</think>" not in content
+    )
+
+
 def without_thought(content: str, thought: str, where: str) -> str:
     """Return an answer's text without the thought that is given in a field too.
 

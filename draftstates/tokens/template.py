@@ -7,6 +7,7 @@ does. Otherwise it takes the renderer that the model's type needs.
 import copy
 import datetime
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,14 @@ class ChatTemplate:
         """The key of a message under which reasoning is read; None where none is read."""
         answer, calls = self.forms.reasoning
         return answer or calls
+
+    def unread(self, arguments: Mapping[str, Any]) -> list[str]:
+        """Return the names of arguments that the template does not read."""
+        if not isinstance(self.rendering, TemplateRendering):
+            # a renderer refuses them
+            return []
+        text = self.chat_template or self.tokenizer.chat_template
+        return [name for name in arguments if not re.search(rf"\b{re.escape(name)}\b", text)]
 
     def encode(self, text: str) -> np.ndarray:
         """Return the ids of rendered text, int32 [T].
@@ -285,7 +294,7 @@ class ChatTemplate:
             self.forms = self.forms.with_thoughts()
         self.prefill = find_prefill(self.rendering.text, marks=self._marks)
         self.turn_marks = find_turn_marks(
-            self.rendering.text, marks=self._marks, prefill=self.prefill
+            self.rendering.text, marks=self._marks, ends=self.end_marks, prefill=self.prefill
         )
         if isinstance(self.rendering, TemplateRendering):
             self._check_round_trip(self.rendering)

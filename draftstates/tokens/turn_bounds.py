@@ -329,10 +329,12 @@ class TurnMarks:
     Attributes:
         marks: marks that stand before the text of a turn, and are no tags of a thought.
         prompt: the last line with a mark that stands before an answer; may be empty.
+        ends: the marks that end a turn.
     """
 
     marks: tuple[str, ...] = ()
     prompt: str = ""
+    ends: tuple[str, ...] = ()
 
     def check(self, message: dict[str, Any], index: int) -> None:
         """Refuse a message whose text is rendered already.
@@ -343,8 +345,8 @@ class TurnMarks:
 
         Raises:
             RowSkipped: `bad_message`: the text begins with one of the marks, an answer holds the
-                opening of another or ends in the end token of another model, or a question ends
-                in the opening of an answer.
+                opening of another or ends in the end token of another model or goes on behind its
+                own, or a question ends in the opening of an answer.
         """
         content, role = message["content"], message["role"]
         texts = [content] if isinstance(content, str) else [part["text"] for part in content]
@@ -368,23 +370,34 @@ class TurnMarks:
                     f"message {index} ({role}): content: expected text without the template's own"
                     f" turn marks, found {shown(text)}: it is rendered already",
                 )
+            if role == "assistant" and any(mark in text for mark in self.ends):
+                raise RowSkipped(
+                    "bad_message",
+                    f"message {index} ({role}): content: expected nothing behind the model's end"
+                    f" token, found it within {shown(text)}: leave it out",
+                )
 
 
 def find_turn_marks(
-    render: Callable[..., str], *, marks: Collection[str], prefill: Prefill
+    render: Callable[..., str],
+    *,
+    marks: Collection[str],
+    ends: tuple[str, ...],
+    prefill: Prefill,
 ) -> TurnMarks:
     """Find the marks by which a template opens turns.
 
     Args:
         render: `Rendering.text`.
         marks: the vocabulary's marks.
+        ends: those that end a turn.
         prefill: what the generation prompt adds and history lacks.
     """
     try:
         prompt = render([_USER], prompt=True).removesuffix(prefill.text)
         turn = render([_USER, _ANSWER])
     except RowSkipped:
-        return TurnMarks()
+        return TurnMarks(ends=ends)
     before, _, after = prompt.partition(_USER["content"])
     opening = turn.removeprefix(prompt).partition(_ANSWER["content"])[0]
     found = {
@@ -394,4 +407,4 @@ def find_turn_marks(
         if mark.strip() and "think" not in mark and mark in before + after + opening
     }
     lines = [line.strip() for line in after.splitlines() if any(mark in line for mark in found)]
-    return TurnMarks(tuple(sorted(found)), lines[-1] if lines else "")
+    return TurnMarks(tuple(sorted(found)), lines[-1] if lines else "", ends)

@@ -9,6 +9,7 @@ Rendered text is never searched, so repeated answers cannot be confused.
 """
 
 import dataclasses
+import re
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,10 @@ from draftstates.tokens.turn_bounds import closer_of, opened_thought
 # most tokens with which a prompt may open a turn, such as the start of a thought
 _LONGEST_OPENER = 16
 _LAST_TOKENS = 64
+_QUESTION = {"role": "user", "content": "Hi"}
+_THOUGHT_END = re.compile(r"</[\w:]*think[\w:]*>\s*\Z")
+# a thought that is over, and an answer that opens another
+_SECOND_THOUGHT = re.compile(r"\s*(?:<[\w:]*think[\w:]*>\s*)?</[\w:]*think[\w:]*>\s*<think>")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,6 +85,9 @@ def tokenise_conversation(
     """
     not_used = set() if not_used is None else not_used
     template = template.variant(conversation)
+    not_used.update(
+        f"chat_template_kwargs: {name}" for name in template.unread(conversation.arguments)
+    )
     may_drop = frozenset(options.may_drop)
     messages = template.prepared(conversation, may_drop=may_drop, not_used=not_used)
     places = _places(messages, conversation, options, not_used)
@@ -206,8 +214,12 @@ def _turn(
     ids, start = turn.ids, len(prompt.ids)
     if not _begins(ids, prompt.ids):
         ids = np.concatenate(
-            [prompt.ids, _continuation(prompt, turn, messages[place], template, is_open)]
+            [
+                prompt.ids,
+                _continuation(prompt, turn, messages[: place + 1], tools, template, is_open),
+            ]
         )
+    moved = len(ids) - len(turn.ids)
     if not is_open:
         ids = template.ends.closed(ids, messages, place)
     calls = bool(messages[place].get("tool_calls"))
@@ -222,13 +234,17 @@ def _turn(
     opened = opened_thought(prompt.text)
     if opened and not is_open and closer_of(opened) not in answer:
         raise _unlike(prompt)
+    over = _THOUGHT_END.search(prompt.text[-_LAST_TOKENS:])
+    if _SECOND_THOUGHT.match((over[0] if over else "") + answer):
+        raise _unlike(prompt)
     check.see(place, prompt.text, answer)
     if end == start:
         raise RowSkipped("no_supervised_tokens", "the answer was cut before its first token")
     if options.include_reasoning:
         return _Turn(ids, end, [(start, end)])
     # an answer that is empty still has its end token as target, unless it was cut
-    first = _answer_start(messages, place, tools, template, ids, start, thought)
+    first = _answer_start(messages, place, tools, template, turn.ids, thought) + moved
+    first = max(first, start)
     if first >= end and is_open:
         raise RowSkipped("no_supervised_tokens", "the answer was cut in its reasoning")
     return _Turn(ids, end, [(min(first, end - 1), end)])
@@ -321,7 +337,8 @@ def _begins(ids: np.ndarray, prefix: np.ndarray) -> bool:
 def _continuation(
     prompt: Rendered,
     turn: Rendered,
-    message: dict[str, Any],
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
     template: ChatTemplate,
     is_open: bool,
 ) -> np.ndarray:
@@ -330,6 +347,7 @@ def _continuation(
     This is for a turn whose ids do not begin with the prompt's ids, such as where tokens merge
     across the prompt's end, or where the prompt holds more than history shows.
     """
+    message = messages[-1]
     if (rest := template.prefill.continuation(prompt.text, turn.text)) is not None:
         return template.encode(rest)
     content = message["content"]
@@ -343,7 +361,38 @@ def _continuation(
             ):
                 closing = [] if is_open else template.ends.closing
                 return np.concatenate([answer[shared:], np.array(closing, dtype=np.int32)])
+    if (rest := _behind_question(prompt, turn, messages, tools, template, is_open)) is not None:
+        return template.encode(rest)
     raise _unlike(prompt)
+
+
+def _behind_question(
+    prompt: Rendered,
+    turn: Rendered,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    template: ChatTemplate,
+    is_open: bool,
+) -> str | None:
+    """Return the text of a turn that has another history than its prompt, or None.
+
+    gpt-oss leaves out the thought before a call once the final answer is there. The server's prompt
+    has the thought, and the answer follows it. It is what follows a lone question too, if the
+    rendered conversation ends in the generation prompt and this text.
+    """
+    text = template.rendering.text
+    history = text(messages[:-1], tools=tools)
+    opening = prompt.text.removeprefix(history)
+    try:
+        asked, said = text([_QUESTION], prompt=True), text([_QUESTION, messages[-1]])
+    except RowSkipped:
+        return None
+    if is_open:
+        said = _without_end(said, messages[-1], len(asked), template)
+    answer = said.removeprefix(asked)
+    if not opening or prompt.text == opening or said == answer:
+        return None
+    return answer if turn.text.endswith(opening + answer) else None
 
 
 def _unlike(prompt: Rendered) -> RowSkipped:
@@ -351,7 +400,8 @@ def _unlike(prompt: Rendered) -> RowSkipped:
         "prompt_not_prefix",
         "expected a rendering that begins as the prompt, which ends in"
         f" {prompt.text[-40:]!r}: where that opens a thought, the answer needs reasoning, or"
-        " data.template_arguments that switch thoughts off",
+        " data.template_arguments that switch thoughts off; where the template closes an empty one,"
+        " an answer with a thought needs arguments that switch them on",
     )
 
 
@@ -361,10 +411,9 @@ def _answer_start(
     tools: list[dict[str, Any]] | None,
     template: ChatTemplate,
     ids: np.ndarray,
-    start: int,
     text: str,
 ) -> int:
-    """Return the place in `ids` where the reasoning ends.
+    """Return the place in a turn's rendered ids where its reasoning ends; 0 where it has none.
 
     The turn's text up to there is `text`. If that is empty, the turn is rendered a second time
     without its answer: both agree up to that place.
@@ -374,7 +423,7 @@ def _answer_start(
     thought, closer, _ = content.rpartition("</think>")
     key = template.reasoning_key
     if not text and not closer and not (key and message.get(key)):
-        return start
+        return 0
     bare = {key: value for key, value in message.items() if key != "tool_calls"} | {
         "content": thought + closer
     }
@@ -384,7 +433,7 @@ def _answer_start(
         other = template.rendering.rendered([*messages[:place], bare], tools=tools).ids
     shorter = min(len(ids), len(other))
     differing = np.flatnonzero(ids[:shorter] != other[:shorter])
-    return max(int(differing[0]) if len(differing) else shorter, start)
+    return int(differing[0]) if len(differing) else shorter
 
 
 def _grouped(turns: list[_Turn]) -> list[_Turn]:

@@ -4,6 +4,7 @@ Each template is supported, or refused with a sentence that says what to do.
 """
 
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,10 @@ def sample_texts(template: ChatTemplate, row: dict[str, Any], **options: Any) ->
     return [marked(template, sample) for sample in samples]
 
 
+def unmarked(text: str) -> str:
+    return text.replace("⟦", "").replace("⟧", "")
+
+
 @pytest.mark.parametrize("name", OPENED)
 def test_a_thought_that_the_prompt_opens_and_no_history_shows(name: str) -> None:
     template = opening(name)
@@ -269,6 +274,58 @@ def test_a_thought_before_a_call_in_the_prompts_opening() -> None:
     )
     assert '<think>\n⟦Look.\n</think>\n\n<tool_call>\n{"name": "weather"' in first
     assert second.endswith("<think>\n⟦Dry.\n</think>\n\nNo.<|im_end|>⟧\n")
+
+
+AGENT = [
+    CALLS[0],
+    {**CALLS[1], "reasoning": "Look."},
+    CALLS[2],
+    {**CALLS[3], "reasoning": "Dry."},
+]
+
+
+@pytest.mark.parametrize("including", [True, False])
+def test_gpt_oss_an_answer_follows_the_thought_that_its_rendering_leaves_out(including) -> None:
+    template = real_template("openai-gpt-oss-120b")
+    (sample,) = sample_texts(template, {"messages": AGENT}, include_reasoning=including)
+    look, dry = (f"<|channel|>analysis<|message|>{text}<|end|>" for text in ("Look.", "Dry."))
+    call = (
+        "<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>"
+        '{"city": "Rome"}<|call|>'
+    )
+    final = "<|start|>assistant<|channel|>final<|message|>No.<|return|>"
+    learnt = [look + call, dry + final]
+    if not including:
+        learnt = [call.removeprefix("<|start|>assistant"), "No.<|return|>"]
+    assert re.findall("⟦(.*?)⟧", sample, re.DOTALL) == learnt
+    asked = template.prepared(parse_row({"messages": AGENT[:3]}))
+    # the server's prompt
+    prompt = template.rendering.text(asked, prompt=True)
+    assert unmarked(sample) == prompt + dry + final
+
+
+def test_an_answer_that_was_cut_behind_a_thought_that_its_rendering_leaves_out() -> None:
+    template = real_template("openai-gpt-oss-120b")
+    messages = [*AGENT[:3], {"role": "assistant", "content": "No, it", "finish_reason": "length"}]
+    (sample,) = sample_texts(template, {"messages": messages})
+    assert "Look.<|end|>" in sample
+    assert sample.endswith("<|start|>assistant⟦<|channel|>final<|message|>No, it⟧")
+
+
+@pytest.mark.parametrize("name", ["LFM2.5-Instruct", "Qwen-Qwen3-0.6B"])
+def test_the_server_sees_what_the_next_answer_removes_from_history(name: str) -> None:
+    template = real_template(name)
+    thoughts = [f"<think>\n{text}\n</think>\n\n{text}." for text in ("One", "Two")]
+    rows = {
+        "LFM2.5-Instruct": chat("Hi", thoughts[0], "So?", thoughts[1]),
+        # two answers in a row
+        "Qwen-Qwen3-0.6B": [*chat("Hi", "One."), {"role": "assistant", "content": "Two."}],
+    }
+    samples = sample_texts(template, {"messages": rows[name]})
+    prompt = template.rendering.text(rows[name][:-1], prompt=True)
+    assert "</think>" in prompt
+    assert unmarked(samples[-1]).startswith(prompt + "<think>\n")
+    assert samples[-1].endswith("</think>\n\nTwo.<|im_end|>⟧\n")
 
 
 def test_a_thought_where_the_prompt_opens_none_is_refused() -> None:

@@ -42,6 +42,12 @@ CUT = [
     {"finished": 0},
     {"finish_reason": "FinishReason.LENGTH"},
     {"generation_finish_reason": "length"},
+    {"finish_reason": {"type": "stop", "matched": "###"}},
+    {"finish_reason": "stop", "stop_reason": "###"},
+    {"finish_reason": "stop", "matched_stop": "\n\n"},
+    {"prefix": True},
+    {"partial": True},
+    {"continue_final_message": True},
 ]
 HELD = [
     {"meta_info": {"finish_reason": {"type": "length"}}},
@@ -67,6 +73,7 @@ def test_every_way_to_say_that_an_answer_was_cut(end: dict) -> None:
     "end",
     [
         {"finish_reason": {"type": "stop", "matched": 2}},
+        {"finish_reason": "stop", "stop_reason": 151645, "matched_stop": 2},
         {"status": "completed", "incomplete_details": None},
         {"truncated": False, "is_complete": True, "done_reason": "stop"},
         {"is_truncated": "no", "finished": 1, "finish_reason": "FinishReason.STOP"},
@@ -173,3 +180,11 @@ def test_padding_is_left_out() -> None:
 def test_a_good_example_is_learnt() -> None:
     assert parse_row({**PAIR, "label": True}) == Conversation(chat("Q", "A"))
     assert parse_row({**PAIR, "weight": 1, "train": True}) == Conversation(chat("Q", "A"))
+
+
+def test_reasons_of_several_answers_of_which_the_row_has_one() -> None:
+    row = {**said(), "finish_reasons": ["length", "length"]}
+    assert parse_row(row).open_turns == {1}
+    assert parse_row({**row, "finish_reasons": ["stop", "eos"]}).open_turns == set()
+    with pytest.raises(RowSkipped, match="a reason for each of 1 assistant messages, found 2"):
+        parse_row({**row, "finish_reasons": ["stop", "length"]})

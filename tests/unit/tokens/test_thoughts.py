@@ -1,10 +1,12 @@
 """The reasoning of an answer is read once, and a setting of the request is none."""
 
 import pytest
-from token_kit import chat
+from token_kit import chat, marked, real_template, template, tokenise
 
 from draftstates.tokens.conversations import Conversation, parse_row
 from draftstates.tokens.rows import RowSkipped
+from draftstates.tokens.sources import TokeniseOptions
+from draftstates.tokens.turns import tokenise_conversation
 
 
 def answer(**fields) -> dict:
@@ -86,3 +88,29 @@ def test_text_about_the_tags_stays() -> None:
     text = "Write <think> and </think> around it."
     _, said = parse_row(answer(content=text, reasoning="T")).messages
     assert said["content"] == text
+
+
+@pytest.mark.parametrize(
+    "content", ["<think>\nT and", " <think>T", [{"type": "text", "text": "<think>T"}]]
+)
+def test_an_answer_that_ends_in_its_thought_was_cut(content) -> None:
+    assert parse_row(answer(content=content)).open_turns == {1}
+    assert parse_row(answer(content=content, finish_reason="stop")).open_turns == {1}
+    assert parse_row(answer(content="The <think> tag")).open_turns == set()
+    assert parse_row(answer(content="<think>T</think>A")).open_turns == set()
+
+
+def test_qwen3_a_thought_without_end_has_no_empty_thought_before_it() -> None:
+    conversation = parse_row(answer(content="<think>\nT and"))
+    loaded = template("qwen3")
+    (sample,), _ = tokenise_conversation(conversation, loaded, TokeniseOptions(max_tokens=512))
+    text = "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n⟦<think>\nT and⟧"
+    assert marked(loaded, sample) == text
+
+
+@pytest.mark.parametrize("content", ["<think>\nT\n</think>\n\nA", "<think>\nT"])
+@pytest.mark.parametrize("name", ["deepseek-ai-DeepSeek-V3.1", "Kimi-K2-Thinking", "tencent-Hy3"])
+def test_a_thought_behind_a_closed_one_is_refused(name: str, content: str) -> None:
+    with pytest.raises(RowSkipped, match=r"prompt_not_prefix.*switch them on|not_rendered"):
+        tokenise(real_template(name), chat("Q", content))
+    assert tokenise(real_template(name), chat("Q", "The tag <think> begins it."))

@@ -172,20 +172,6 @@ def test_a_turn_that_the_template_leaves_open_is_refused(smollm2, tmp_path) -> N
         tokenise(loaded, chat("Hi", "open"))
 
 
-def test_an_end_token_in_an_answer_does_not_close_a_turn_that_the_template_leaves_open(
-    smollm2, tmp_path
-) -> None:
-    loaded = with_template(
-        tmp_path,
-        CHATML.replace("<|im_end|>\n", "{% if 'open' not in m.content %}<|im_end|>\n{% endif %}"),
-    )
-    with pytest.raises(RowSkipped, match="no_turn_end"):
-        tokenise(loaded, chat("Hi", "open<|im_end|>x"))
-    assert targets(loaded, tokenise(loaded, chat("Hi", "shut<|im_end|>x"))[0]) == [
-        "shut<|im_end|>x<|im_end|>"
-    ]
-
-
 def test_a_doubled_bos_is_refused(smollm2, tmp_path) -> None:
     once = with_template(tmp_path, "{{ bos_token }}" + CHATML)
     assert once.tokenizer.bos_token == "<|im_start|>"

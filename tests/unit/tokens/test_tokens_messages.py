@@ -238,6 +238,9 @@ def test_history_stands_before_the_question(row: dict, history) -> None:
         (answer(content="A", tool_calls=[{"name": "f", "arguments": "[1"}]), "bad_tools", "JSON"),
         ({"messages": chat("Q", "A"), "tools": ["no"]}, "bad_tools", "tools: expected a list"),
         ({"messages": [{"role": "kimi", "content": "A"}]}, "unknown_role", "data.roles"),
+        ({"messages": [{"content": "A", "id": 1}]}, "bad_message", "keys ['content', 'id']"),
+        ({"messages": [{"input": "Q", "question": "Q"}]}, "bad_message", "expected a role"),
+        ({"inputs": "Q", "targets": "A"}, "unknown_format", "name those of the messages, or"),
     ],
 )
 def test_what_is_in_doubt_is_refused_by_name(row: dict, reason: str, detail: str) -> None:
@@ -245,6 +248,17 @@ def test_what_is_in_doubt_is_refused_by_name(row: dict, reason: str, detail: str
         parse_row(row)
     assert caught.value.reason == reason
     assert detail in caught.value.detail
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [("input", "output"), ("question", "answer"), ("human", "assistant"), ("prompt", "response")],
+)
+def test_whole_exchanges_in_any_order_of_their_keys(keys: tuple[str, str]) -> None:
+    rounds = [dict(zip(keys, texts, strict=True)) for texts in (("Q", "A"), ("R", "B"))]
+    for items in (rounds, [dict(reversed(item.items())) for item in rounds]):
+        found = parse_row({"conversation": items})
+        assert (found, found.not_used) == (Conversation(chat("Q", "A", "R", "B")), ())
 
 
 @pytest.mark.parametrize("arguments", ["", None, {}, "{}", "null"])
@@ -410,3 +424,12 @@ def test_arguments_of_a_column_of_maps(tmp_path) -> None:
     pq.write_table(pa.table({"messages": pa.array([row], kind)}), tmp_path / "rows.parquet")
     (found,) = (parse_row(row.value) for row in read_rows([tmp_path / "rows.parquet"]))
     assert found.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": "1"}
+
+
+def test_a_question_that_is_json_text_of_messages() -> None:
+    asked = chat("Q", "A", "R", system="S")
+    for items in (asked, [{"from": m["role"], "value": m["content"]} for m in asked]):
+        row = {"prompt": json.dumps(items), "completion": "B"}
+        assert messages_of(row) == [*asked, {"role": "assistant", "content": "B"}]
+    for text in ('[{"role": "admin"}]', "[1, 2]", "[not JSON", "[]"):
+        assert messages_of({"prompt": text, "completion": "B"})[0]["content"] == text

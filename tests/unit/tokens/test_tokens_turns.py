@@ -298,6 +298,15 @@ def test_what_is_not_used_is_named_once_with_its_number_of_rows(
     assert sum(counts["not_used"].values()) == 300
 
 
+def test_arguments_that_the_template_does_not_read_are_named(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(tokeniser, "ChatTemplate", lambda *_, **__: template("qwen3"))
+    arguments = {"enable_thinking": True, "custom_instructions": "Be brief."}
+    counts = run_source(
+        tmp_path, [{**answered({"content": "A"}), "chat_template_kwargs": arguments}]
+    )
+    assert counts["not_used"] == {"chat_template_kwargs: custom_instructions": 1}
+
+
 def test_the_messages_that_are_in_no_sample_are_named(demo_model, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(tokeniser, "ChatTemplate", lambda *_, **__: template("smollm2"))
     asked = {"messages": chat("Hi", "Hello", "And?")}

@@ -46,6 +46,16 @@ def test_an_answer_with_the_end_token_of_another_model_is_refused(demo_model, na
 
 
 @pytest.mark.parametrize(
+    ("name", "end"),
+    [("qwen3", "<|im_end|>"), ("llama3", "<|eot_id|>"), ("gemma3", "<end_of_turn>")],
+)
+def test_an_answer_that_goes_on_behind_its_end_token_is_refused(name, end) -> None:
+    with pytest.raises(RowSkipped, match="bad_message: message 1 .* found it within"):
+        tokenise(template(name), chat("Hi", f"A{end} B{end}"))
+    assert tokenise(template(name), chat(f"What is {end}?", "It ends a turn."))
+
+
+@pytest.mark.parametrize(
     ("name", "asked", "said"),
     [
         ("qwen3", "Hi", "The token `<|eot_id|>` ends a turn of Llama 3."),
