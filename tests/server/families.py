@@ -43,6 +43,7 @@ class Family:
         norm_mean: mean of the random weights of norms; 0 where the norm adds 1.
         limit: largest distance of a row from Hugging Face's, over the row's norm.
         note: what a user should know.
+        parity: how the result of a run's own comparison with the checkpoint begins.
     """
 
     model_type: str
@@ -52,6 +53,7 @@ class Family:
     # Sums in float32 in another order. Neighbouring layers lie a thousand times as far.
     limit: float = 1e-4
     note: str = ""
+    parity: str = "all "
 
 
 def _family(
@@ -62,6 +64,7 @@ def _family(
     norm_mean: float = 1.0,
     limit: float = 1e-4,
     note: str = "",
+    parity: str = "all ",
     **config: Any,
 ) -> Family:
     small = {key: value for key, value in _SMALL.items() if key not in without}
@@ -72,6 +75,7 @@ def _family(
         norm_mean=norm_mean,
         limit=limit,
         note=note,
+        parity=parity,
     )
 
 
@@ -154,6 +158,7 @@ FAMILIES: dict[str, Family] = {
         n_layer=3,
         n_positions=512,
         without=(*tuple(_SMALL)[1:7], "rope_parameters"),
+        parity="none ",
         tie_word_embeddings=True,
     ),
     "glm4": _family("glm4", head_dim=16),
