@@ -198,7 +198,7 @@ FAMILIES: dict[str, Family] = {
         moe_intermediate_size=32,
         without=("intermediate_size",),
     ),
-    "ministral3": _family("ministral3", head_dim=16),
+    "ministral3": _family("ministral3", head_dim=16, without=("rope_parameters",)),
     "opt": _family(
         "opt",
         ffn_dim=128,
