@@ -387,8 +387,10 @@ def _first(item: dict[str, Any], keys: tuple[str, ...]) -> tuple[str | None, Any
 
 def _is_exchange(item: dict[str, Any]) -> bool:
     """Return whether a message's keys are roles, or a question and its answer, each once."""
-    roles = [_EXCHANGE.get(key) for key in item]
-    return len(roles) > 1 and None not in roles and len(set(roles)) == len(roles)
+    roles = {_EXCHANGE.get(key) for key in item}
+    each_once = len(roles) == len(item) and None not in roles
+    # a question alone may be another thing
+    return each_once and (len(item) > 1 or not ROLES.keys().isdisjoint(item))
 
 
 def _wrapped(value: object) -> object:

@@ -35,8 +35,8 @@ from draftstates.tokens.turn_bounds import (
     find_opener,
     find_prefill,
     find_turn_ends,
-    find_turn_marks,
 )
+from draftstates.tokens.turn_marks import find_turn_marks
 
 _USER = {"role": "user", "content": "Hi"}
 

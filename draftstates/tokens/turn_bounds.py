@@ -1,4 +1,4 @@
-"""What a template puts around an assistant's turn: marks before it, a prefill, and its end.
+"""What a template puts around an assistant's turn: a prefill, and its end.
 
 A turn ends in one of three ways. Most templates close it with an end token (and a newline). Some
 close a turn with calls differently (Gemma 4). Some do not close it (GLM-4.5): the model ends its
@@ -8,9 +8,6 @@ A prefill is text that the generation prompt adds to a turn and that history lac
 turn without thoughts with an empty thought channel, and shows the turn without it once it is
 history. The model sees the channel, so its turn begins behind it. DeepSeek-R1's prompt opens a
 thought, which no history shows: the model writes the thought, its end and the answer.
-
-Some data sets hold what a template rendered, or what a model wrote with its marks. Rendered once
-more, the marks would stand there twice, so a text that begins with them is refused.
 """
 
 import dataclasses
@@ -22,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from draftstates.errors import UserError
-from draftstates.tokens.rows import RowSkipped, shown
+from draftstates.tokens.rows import RowSkipped
 
 # the ids that turns with these answers have in common at their end are the template's
 ANSWERS = ("Yes", "two words.", "x=1", "Ω9")
@@ -31,11 +28,6 @@ _ANSWER = {"role": "assistant", "content": "Yes"}
 # most tokens in which the end of a turn is looked for where the next message begins
 _LONGEST_OPENING = 4
 _LONGEST_TAG = 40
-# ends of turns and texts of well-known models; an answer keeps one that is not its own model's
-_OTHERS_ENDS = (
-    *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>"),
-    *("<｜end▁of▁sentence｜>", "<|end|>", "<|return|>", "<|END_OF_TURN_TOKEN|>"),
-)
 _OPENED_THOUGHT = re.compile(r"<[\w:]*th(?:ink|ought)\w*>\s*\Z")
 
 Messages = list[dict[str, Any]]
@@ -320,91 +312,3 @@ def _is_closed(text: str, marks: Collection[str]) -> bool:
     found = [mark for mark in marks if mark in text]
     last = [mark for mark in found if text.rstrip().endswith(mark)]
     return bool(last) and (len(found) > 1 or last[0].startswith("</"))
-
-
-@dataclasses.dataclass(frozen=True)
-class TurnMarks:
-    """The marks by which a template opens turns.
-
-    Attributes:
-        marks: marks that stand before the text of a turn, and are no tags of a thought.
-        prompt: the last line with a mark that stands before an answer; may be empty.
-        ends: the marks that end a turn.
-    """
-
-    marks: tuple[str, ...] = ()
-    prompt: str = ""
-    ends: tuple[str, ...] = ()
-
-    def check(self, message: dict[str, Any], index: int) -> None:
-        """Refuse a message whose text is rendered already.
-
-        Args:
-            message: the message.
-            index: its number, for messages.
-
-        Raises:
-            RowSkipped: `bad_message`: the text begins with one of the marks, an answer holds the
-                opening of another or ends in the end token of another model or goes on behind its
-                own, or a question ends in the opening of an answer.
-        """
-        content, role = message["content"], message["role"]
-        texts = [content] if isinstance(content, str) else [part["text"] for part in content]
-        if role == "assistant" and texts and texts[-1].rstrip().endswith(_OTHERS_ENDS):
-            raise RowSkipped(
-                "bad_message",
-                f"message {index} ({role}): content: expected no end token but the model's own,"
-                f" found one at the end of {shown(texts[-1].rstrip()[-40:])}: leave it out",
-            )
-        for text in texts:
-            if text.lstrip().startswith(self.marks) or (
-                self.prompt
-                and (
-                    self.prompt in text
-                    if role == "assistant"
-                    else text.rstrip().endswith(self.prompt)
-                )
-            ):
-                raise RowSkipped(
-                    "bad_message",
-                    f"message {index} ({role}): content: expected text without the template's own"
-                    f" turn marks, found {shown(text)}: it is rendered already",
-                )
-            if role == "assistant" and any(mark in text for mark in self.ends):
-                raise RowSkipped(
-                    "bad_message",
-                    f"message {index} ({role}): content: expected nothing behind the model's end"
-                    f" token, found it within {shown(text)}: leave it out",
-                )
-
-
-def find_turn_marks(
-    render: Callable[..., str],
-    *,
-    marks: Collection[str],
-    ends: tuple[str, ...],
-    prefill: Prefill,
-) -> TurnMarks:
-    """Find the marks by which a template opens turns.
-
-    Args:
-        render: `Rendering.text`.
-        marks: the vocabulary's marks.
-        ends: those that end a turn.
-        prefill: what the generation prompt adds and history lacks.
-    """
-    try:
-        prompt = render([_USER], prompt=True).removesuffix(prefill.text)
-        turn = render([_USER, _ANSWER])
-    except RowSkipped:
-        return TurnMarks(ends=ends)
-    before, _, after = prompt.partition(_USER["content"])
-    opening = turn.removeprefix(prompt).partition(_ANSWER["content"])[0]
-    found = {
-        mark
-        for mark in marks
-        # an answer may begin with a thought in tags
-        if mark.strip() and "think" not in mark and mark in before + after + opening
-    }
-    lines = [line.strip() for line in after.splitlines() if any(mark in line for mark in found)]
-    return TurnMarks(tuple(sorted(found)), lines[-1] if lines else "", ends)

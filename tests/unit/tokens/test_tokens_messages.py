@@ -261,6 +261,13 @@ def test_whole_exchanges_in_any_order_of_their_keys(keys: tuple[str, str]) -> No
         assert (found, found.not_used) == (Conversation(chat("Q", "A", "R", "B")), ())
 
 
+def test_messages_whose_key_is_their_role() -> None:
+    found = parse_row({"conversation": [{"human": "Q"}, {"gpt": "A"}]})
+    assert (found, found.not_used) == (Conversation(chat("Q", "A")), ())
+    with pytest.raises(RowSkipped, match="bad_message: message 0: expected a role"):
+        parse_row({"conversation": [{"input": "Q"}, {"output": "A"}]})
+
+
 @pytest.mark.parametrize("arguments", ["", None, {}, "{}", "null"])
 def test_no_arguments(arguments) -> None:
     _, said = messages_of(answer(tool_calls=[{"function": {"name": "f", "arguments": arguments}}]))
