@@ -228,7 +228,7 @@ def _read(manifest: Path) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def _described(lines: list[str]) -> str:
-    """Return processes with their state, parent and call into the kernel, as evidence."""
+    """Return processes with their state, parent and signals, as evidence."""
     found = []
     for line in lines:
         folder = Path("/proc") / line.split()[0]
