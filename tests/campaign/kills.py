@@ -174,6 +174,10 @@ class Campaign:
             # soon as they want a server; others are cancelled here, as a person does.
             subprocess.run(["scancel", "--partition", "cpu", "--user", "root"], check=True)
             eventually(lambda: not jobs("gpu"), within=seconds, what="no server job is left")
+        # a step that had just begun looks for its run when its libraries are loaded, as long as
+        # that takes on this machine now
+        loading = [sys.executable, "-c", "import captured"]
+        subprocess.run(loading, cwd=TESTS, env=self._play.environment(), check=True)
         deadline = time.monotonic() + seconds
         while left := self._play.survivors():
             assert time.monotonic() < deadline, f"left after {seconds} s: {_described(left)}"
