@@ -92,15 +92,22 @@ class Campaign:
         (self._capture,) = Results(self._workspace.results).captures()
         self._samples = _read(self._capture.manifest)
 
-    def round(self) -> str:
-        """Kill a run, and see the next one complete; return what was killed."""
+    def round(self, *, within: float | None = None) -> str:
+        """Kill a run, and see the next one complete; return what was killed.
+
+        Args:
+            within: seconds that a run takes; by default those of the first run, which made all.
+        """
         missing = self._forget_some()
         complete = self._complete()
         self._killed_jobs: list[str] = []
         run = self._start()
-        moment = self.random.uniform(0.0, self._seconds)
+        began, moment = time.monotonic(), self.random.uniform(0.0, within or self._seconds)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            run.wait(timeout=moment)
+            status = run.wait(timeout=moment)
+            assert not status, f"a run that nobody has killed ended with {status}"
+            # nothing was left to kill
+            return self.round(within=time.monotonic() - began)
         told = f"after {moment:.1f} s of a run for {missing} shards: " + self._kill(run)
         try:
             complete |= self._complete()
