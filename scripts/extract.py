@@ -15,8 +15,8 @@ from draftstates.paths import Capture
 from draftstates.plan.room import check_free, check_missing
 from draftstates.plan.shard_tokens import read_tokens
 from draftstates.records import Plan
+from draftstates.server.address import server_info
 from draftstates.server.command import server_settings
-from draftstates.server.engine import server_info
 from draftstates.server.lease import lease
 from draftstates.shards.selftest_rows import read_id
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from draftstates.errors import UserError
 from draftstates.model.folder import ModelFolder
 from draftstates.report.doctor_requests import Asker, Prompt, Seen, laid_out
-from draftstates.server.engine import server_info
+from draftstates.server.address import server_info
 
 Verdict = Literal["harmless", "corrupts", "unknown"]
 # measured: rows were counted. cached tokens: rows follow from what the server says it computed.

@@ -1,12 +1,16 @@
-"""The address of a server: its file, its key and its health."""
+"""The address of a server: its file, its key, its health, and what it says of itself."""
 
 import dataclasses
 import http.client
+import json
 import urllib.request
 from pathlib import Path
 
 from draftstates.errors import UserError
 from draftstates.files import read_json, write_private
+
+# a proxy of the environment does not lead to our own server
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,11 +83,30 @@ def health(url: str, *, seconds: float) -> str | None:
         url: base URL of the server.
         seconds: longest time to wait.
     """
-    # a proxy of the environment does not lead to our own server
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(f"{url}/health", timeout=seconds) as answer:
+        with _DIRECT.open(f"{url}/health", timeout=seconds) as answer:
             return None if answer.status == 200 else f"status {answer.status}"
     # another program may hold the port and speak no HTTP
     except (OSError, ValueError, http.client.HTTPException) as error:
         return str(error) or type(error).__name__
+
+
+def server_info(url: str, *, api_key: str | None) -> dict:
+    """Return the server's own arguments and version (`GET /server_info`).
+
+    Raises:
+        UserError: no server answers, or the server is not SGLang.
+    """
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    # the configuration accepts http:// and https:// alone
+    request = urllib.request.Request(f"{url}/server_info", headers=headers)  # noqa: S310
+    try:
+        with _DIRECT.open(request, timeout=60) as answer:
+            info = json.loads(answer.read())
+    except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
+        found = str(error) or type(error).__name__
+        raise UserError(f"{url}: expected an SGLang server, found: {found}") from error
+    if not isinstance(info, dict) or not isinstance(info.get("version"), str):
+        found = sorted(info)[:8] if isinstance(info, dict) else repr(info)[:60]
+        raise UserError(f"{url}: expected an SGLang server that reports its version, found {found}")
+    return info

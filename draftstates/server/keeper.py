@@ -41,7 +41,7 @@ def main() -> None:
     exit_on_term()
     become_subreaper()
     current = Process.current()
-    os.environ[_VARIABLE] = f"{current.pid} {current.started}"
+    os.environ[_VARIABLE] = f"{os.getppid()} {current.pid} {current.started}"
     try:
         # before the rest of the tree is ended, which may take a while
         os.write(report, str(_run(command)).encode())
@@ -63,14 +63,15 @@ def _run(command: list[str]) -> int:
             return os.waitstatus_to_exitcode(status)
 
 
-def end_without_supervisor(run: Path) -> None:
-    """Kill what the servers of a run leave whose keepers are gone too; return when none is left.
+def end_without_supervisor(run: Path, supervisor: int) -> None:
+    """Kill what the servers leave whose supervisor and keepers are gone; return when none is left.
 
     Args:
-        run: the run folder. The supervisor is gone, so its other keepers are ending their servers.
+        run: the run folder.
+        supervisor: number of the process that is gone. Its other keepers are ending their servers.
     """
     deadline = time.monotonic() + _LEFT_SECONDS
-    while (left := list(_kept(run))) and time.monotonic() < deadline:
+    while (left := list(_kept(run, supervisor))) and time.monotonic() < deadline:
         for process, keeper in left:
             if not keeper.is_alive():
                 with contextlib.suppress(psutil.Error):
@@ -78,15 +79,15 @@ def end_without_supervisor(run: Path) -> None:
         time.sleep(0.1)
 
 
-def _kept(run: Path) -> Iterator[tuple[psutil.Process, Process]]:
-    """Yield the processes of a run's servers on this machine, each with its keeper."""
+def _kept(run: Path, supervisor: int) -> Iterator[tuple[psutil.Process, Process]]:
+    """Yield the processes of a supervisor's servers, each with its keeper."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             environment = process.environ()
-            keeper = environment.get(_VARIABLE)
-            if keeper and environment.get(RUN_FOLDER_VARIABLE) == str(run):
-                pid, started = map(int, keeper.split())
-                yield process, Process(pid, started, machine())
+            if environment.get(RUN_FOLDER_VARIABLE) == str(run) and _VARIABLE in environment:
+                parent, pid, started = map(int, environment[_VARIABLE].split())
+                if parent == supervisor:
+                    yield process, Process(pid, started, machine())
 
 
 if __name__ == "__main__":

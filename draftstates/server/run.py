@@ -114,12 +114,13 @@ def _run_supervisor(run: RunFolder, log: Path) -> str | None:
         output = open_log(log)
         options = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
         try:
-            status = subprocess.Popen(command, start_new_session=True, **options).wait()
+            supervisor = subprocess.Popen(command, start_new_session=True, **options)
+            status = supervisor.wait()
         finally:
             os.close(output)
     except OSError as error:
         return f"it cannot be started: {error}"
     if not status:
         return None
-    end_without_supervisor(run.folder)
+    end_without_supervisor(run.folder, supervisor.pid)
     return f"the last lines of {log}:\n{tail(log)}"

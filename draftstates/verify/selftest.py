@@ -29,8 +29,7 @@ from draftstates.model.lengths import SHORT, prompt_length, switch_length
 from draftstates.paths import Results
 from draftstates.plan.shard_tokens import ShardTokens
 from draftstates.records import Plan, PlannedChecks, PlannedShard
-from draftstates.server.address import health, read_address
-from draftstates.server.engine import server_info
+from draftstates.server.address import health, read_address, server_info
 from draftstates.shards import layout
 from draftstates.shards.layout import Shard
 from draftstates.spec import CaptureSpec

@@ -43,6 +43,7 @@ from draftstates.server.settings import ServerSettings  # noqa: E402
 
 # a run whose processes are all killed is gone by then
 _LEFT_SECONDS = 10.0
+_LATENCY_SECONDS = float(FLAGS[FLAGS.index("--latency-wait") + 1])
 # a run that goes on, or that finishes its running jobs, has ended by then
 _RUN_SECONDS = 400.0
 # runs a stand-in with the tests' helpers
@@ -91,15 +92,22 @@ class Campaign:
         (self._capture,) = Results(self._workspace.results).captures()
         self._samples = _read(self._capture.manifest)
 
-    def round(self) -> str:
-        """Kill a run, and see the next one complete; return what was killed."""
+    def round(self, *, within: float | None = None) -> str:
+        """Kill a run, and see the next one complete; return what was killed.
+
+        Args:
+            within: seconds that a run takes; by default those of the first run, which made all.
+        """
         missing = self._forget_some()
         complete = self._complete()
         self._killed_jobs: list[str] = []
         run = self._start()
-        moment = self.random.uniform(0.0, self._seconds)
+        began, moment = time.monotonic(), self.random.uniform(0.0, within or self._seconds)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            run.wait(timeout=moment)
+            status = run.wait(timeout=moment)
+            assert not status, f"a run that nobody has killed ended with {status}"
+            # nothing was left to kill
+            return self.round(within=time.monotonic() - began)
         told = f"after {moment:.1f} s of a run for {missing} shards: " + self._kill(run)
         try:
             complete |= self._complete()
@@ -174,9 +182,16 @@ class Campaign:
             # soon as they want a server; others are cancelled here, as a person does.
             subprocess.run(["scancel", "--partition", "cpu", "--user", "root"], check=True)
             eventually(lambda: not jobs("gpu"), within=seconds, what="no server job is left")
-        deadline = time.monotonic() + seconds
+        # a step that had just begun looks for its run when its libraries are loaded, as long as
+        # that takes on this machine now
+        loading = [sys.executable, "-c", "import captured"]
+        subprocess.run(loading, cwd=TESTS, env=self._play.environment(), check=True)
+        began = time.monotonic()
         while left := self._play.survivors():
-            assert time.monotonic() < deadline, f"left after {seconds} s: {_described(left)}"
+            # the Snakemake of a job that was cancelled may still look for the files of its step
+            patience = {line: _LATENCY_SECONDS if "slurm-jobstep" in line else 0.0 for line in left}
+            late = [line for line in left if time.monotonic() - began > seconds + patience[line]]
+            assert not late, f"left after {seconds} s: {_described(late)}"
             time.sleep(0.1)
 
     def _see_the_next_run_complete(self, complete: set[tuple[Path, int]]) -> None:
@@ -228,7 +243,7 @@ def _read(manifest: Path) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def _described(lines: list[str]) -> str:
-    """Return processes with their state, parent and call into the kernel, as evidence."""
+    """Return processes with their state, parent and signals, as evidence."""
     found = []
     for line in lines:
         folder = Path("/proc") / line.split()[0]

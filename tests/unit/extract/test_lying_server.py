@@ -22,8 +22,7 @@ from draftstates import ids
 from draftstates.errors import UserError
 from draftstates.extract import client, protocol
 from draftstates.extract.client import Client, Endpoint, Work
-from draftstates.server.address import health
-from draftstates.server.engine import server_info
+from draftstates.server.address import health, server_info
 from draftstates.shards import layout
 
 SPEC = capture_spec(layers=(1,), num_layers=2, hidden_size=4, stored_dtype="float32")
