@@ -469,7 +469,11 @@ class CaptureOptions(Section):
 class Shards(Section):
     """Sizes of the shard files."""
 
-    min_bytes: Bytes = Field(2 << 30, description="smallest shard, but for the last of a source")
+    min_bytes: Bytes = Field(
+        2 << 30,
+        description="smallest shard, but for the last of a source; rows that samples share count"
+        " for each of them here",
+    )
     max_bytes: Bytes = Field(16 << 30, description="largest shard, at least twice min_bytes")
     share_prefixes: bool = Field(
         True,
