@@ -469,16 +469,12 @@ class CaptureOptions(Section):
 class Shards(Section):
     """Sizes of the shard files."""
 
-    min_bytes: Bytes = Field(
-        2 << 30,
-        description="smallest shard, but for the last of a source; rows that samples share count"
-        " for each of them here",
-    )
+    min_bytes: Bytes = Field(2 << 30, description="smallest shard, but for the last of a source")
     max_bytes: Bytes = Field(16 << 30, description="largest shard, at least twice min_bytes")
     share_prefixes: bool = Field(
         True,
         description="whether samples of a shard that begin with the same tokens share these rows,"
-        " which are then stored once",
+        " which are then stored once; for min_bytes and max_bytes they count for each sample",
     )
     min_shared_tokens: Count = Field(64, description="shortest prefix that is shared")
 
