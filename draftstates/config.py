@@ -474,7 +474,7 @@ class Shards(Section):
     share_prefixes: bool = Field(
         True,
         description="whether samples of a shard that begin with the same tokens share these rows,"
-        " which are then stored once",
+        " which are then stored once; for min_bytes and max_bytes they count for each sample",
     )
     min_shared_tokens: Count = Field(64, description="shortest prefix that is shared")
 
