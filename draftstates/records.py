@@ -90,7 +90,8 @@ class AnswersAccount(Record):
         sampled_tokens: tokens of all answers.
         prompt_tokens: tokens that were sent.
         cached_tokens: those of them whose rows the server had already.
-        seconds: time that the answering jobs took, summed.
+        seconds: time in which jobs were answering, several at once or not.
+        timed_tokens: tokens that they sampled; a job that was killed is not timed.
     """
 
     prompts: int
@@ -104,6 +105,7 @@ class AnswersAccount(Record):
     prompt_tokens: int
     cached_tokens: int
     seconds: float
+    timed_tokens: int = 0
 
     @property
     def truncated(self) -> float:

@@ -2,14 +2,10 @@
 
 import asyncio
 import itertools
-import json
 import time
 from collections.abc import Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from draftstates import ids
 from draftstates.answers.chat import Chat, Reply
@@ -19,10 +15,9 @@ from draftstates.answers.parser import Parser
 from draftstates.answers.prompts import Prompt
 from draftstates.errors import UserError
 from draftstates.extract.progress import ProgressFile
-from draftstates.files import publishing
 from draftstates.paths import BUILDING
 from draftstates.records import PromptChunk, Prompts
-from draftstates.tokens.answered import ANSWERS, FACTS, read_prompts
+from draftstates.tokens.answered import read_prompts, write_answers
 from draftstates.tokens.sources import TokeniseOptions
 from draftstates.tokens.tokenise import Pipeline
 
@@ -68,25 +63,23 @@ def answer_chunk(
     building = output.parent / BUILDING / chunk_id
     work = _Work(Pipeline(tokenizer_path, options), plan.stop_ids)
     with Journal(building / JOURNAL) as journal:
-        known = journal.answers | earlier_answers(
+        known = journal.answers
+        known |= earlier_answers(
             output.parent, wanted=asked, planned=[each.chunk_id for each in plan.chunks]
         )
         progress = ProgressFile(
             building, shard_id=chunk_id, total=len(asked) * options.answers.samples, server=url
         )
-        begin = time.monotonic()
+        began, begin = time.time(), time.monotonic()
         conversations = work.all(asked, known, journal, progress, url, api_key)
-        answers = asyncio.run(_unless_failed(conversations, failed))
+        answers = asyncio.run(_unless_failed(conversations, failed, progress))
         facts = {
+            "began": began,
             "seconds": round(time.monotonic() - begin, 3) if work.sampled else 0.0,
             "answers": len(answers),
             "sampled_tokens": work.sampled,
         }
-        table = pa.Table.from_pylist(
-            answers, schema=ANSWERS.with_metadata({FACTS: json.dumps(facts)})
-        )
-        with publishing(output) as partial:
-            pq.write_table(table, partial, compression="zstd", write_page_checksum=True)
+        write_answers(answers, facts, output)
     progress.remove()
     return facts
 
@@ -112,11 +105,12 @@ def find_chunk(prompts: Path, chunk_id: str) -> tuple[Prompts, PromptChunk]:
 
 
 async def _unless_failed(
-    work: Coroutine[Any, Any, list[dict[str, Any]]], failed: Path | None
+    work: Coroutine[Any, Any, list[dict[str, Any]]], failed: Path | None, progress: ProgressFile
 ) -> list[dict[str, Any]]:
     """Return what `work` returns, unless the server fails meanwhile.
 
-    A server whose node has lost its power closes no connection.
+    A server whose node has lost its power closes no connection. Meanwhile the progress says that
+    the job lives, since an answer may take long.
 
     Raises:
         UserError: it has failed.
@@ -126,6 +120,7 @@ async def _unless_failed(
         while not working.done():
             if failed is not None and failed.exists():
                 raise UserError("the server has failed; the answers that it gave are kept")
+            progress.add(0)
             await asyncio.wait({working}, timeout=_WATCH_SECONDS)
         return working.result()
     finally:
@@ -147,7 +142,7 @@ class _Work:
     async def all(
         self,
         asked: Mapping[str, Prompt],
-        known: Mapping[Key, Reply],
+        known: dict[Key, Reply],
         journal: Journal,
         progress: ProgressFile,
         url: str,
@@ -195,7 +190,7 @@ class _Work:
         prompt: Prompt,
         name: str,
         sample: int,
-        known: Mapping[Key, Reply],
+        known: dict[Key, Reply],
         journal: Journal,
     ) -> list[dict[str, Any]]:
         """Return the answers of one conversation, each on the disk before the next is asked for."""
@@ -206,7 +201,7 @@ class _Work:
         answers: list[dict[str, Any]] = []
         while chat.prompt_ids is not None:
             key = (name, sample, len(answers), ids.ids_hash(chat.prompt_ids))
-            reply = known.get(key)
+            reply = known.pop(key, None)
             if reply is None:
                 reply = await client.answer(chat.prompt_ids, room=chat.room)
                 await journal.add(key, reply)

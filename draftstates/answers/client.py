@@ -17,6 +17,8 @@ from draftstates.tokens.answered import LENGTH
 # an answer that takes longer, and then a second for each token, is given up, as in extract/client
 _REQUEST_SECONDS = 1800.0
 _CONNECT_SECONDS = 30.0
+# ids are stored as int32
+_IDS = 2**31
 # waits before the second and the third attempt at a request
 _WAITS = (1.0, 5.0)
 
@@ -97,22 +99,23 @@ class AnswerClient:
             async with self._session.post(
                 f"{self._url}/generate", json=body, timeout=limits
             ) as response:
-                text = await response.text()
+                content = await response.read()
                 if response.status != 200:
-                    raise NoAnswer(f"the server answered {response.status}: {text[:500]}")
+                    text = content[:500].decode(errors="replace")
+                    raise NoAnswer(f"the server answered {response.status}: {text}")
         except (aiohttp.ClientError, OSError) as error:
             raise NoAnswer(
                 f"no answer from {self._url}: {type(error).__name__}: {error}"
             ) from error
         stop_ids = self.parameters["stop_token_ids"]
-        return read_reply(text, sent=len(prompt), room=room, stop_ids=stop_ids)
+        return read_reply(content, sent=len(prompt), room=room, stop_ids=stop_ids)
 
 
-def read_reply(text: str, *, sent: int, room: int, stop_ids: list[int]) -> Reply:
+def read_reply(content: bytes, *, sent: int, room: int, stop_ids: list[int]) -> Reply:
     """Return what the server sampled.
 
     Args:
-        text: the body of its answer.
+        content: the body of its answer.
         sent: tokens of the prompt.
         room: most tokens of the answer.
         stop_ids: tokens that end an answer.
@@ -121,18 +124,22 @@ def read_reply(text: str, *, sent: int, room: int, stop_ids: list[int]) -> Reply
         NoAnswer: the body lacks a part, its parts disagree, or the request was aborted.
     """
     try:
-        found = json.loads(text)
+        found = json.loads(content)
         meta, output = found["meta_info"], found["output_ids"]
-        finish = meta["finish_reason"]["type"]
+        reason = {"matched": None, **meta["finish_reason"]}
+        finish, matched = reason["type"], reason["matched"]
         logprobs = [float(value) for value, *_ in meta["output_token_logprobs"]]
         named = [token for _, token, *_ in meta["output_token_logprobs"]]
         prompt, cached = int(meta["prompt_tokens"]), int(meta["cached_tokens"])
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        if not all(type(token) is int and 0 <= token < _IDS for token in [*output]):
+            raise ValueError("output_ids are no ids")
+    except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
         raise NoAnswer(
             f"the server's answer: expected output_ids, finish_reason and output_token_logprobs,"
-            f" found {text[:200]!r} ({type(error).__name__}: {error})"
+            f" found {content[:200]!r} ({type(error).__name__}: {error})"
         ) from error
-    if finish == LENGTH and len(output) == room and output[-1] in stop_ids:
+    last = named[-1] if named else None
+    if finish == LENGTH and len(output) == room and last in stop_ids:
         # its last possible token ended it; the next prompt would get a second end token
         finish = "stop"
     expected: dict[str, Any] = {
@@ -140,22 +147,26 @@ def read_reply(text: str, *, sent: int, room: int, stop_ids: list[int]) -> Reply
         "ids of output_token_logprobs": output,
         "log probabilities": "finite and at most 0",
         "prompt_tokens": sent,
+        "cached_tokens": f"0 to {sent}",
         "tokens": f"1 to {room}, and {room} where the answer is cut",
-        "last token": f"one of {stop_ids} where the answer is not cut",
+        "last token": f"one of {stop_ids} where the answer is not cut, as matched says",
     }
     seen = {
         "finish_reason": finish in ("stop", LENGTH),
-        "ids of output_token_logprobs": named == output and all(type(i) is int for i in output),
+        "ids of output_token_logprobs": named == output,
         # the logarithm of a sum that rounding made larger than 1
         "log probabilities": all(math.isfinite(each) and each < 1e-3 for each in logprobs),
         "prompt_tokens": prompt == sent,
+        "cached_tokens": 0 <= cached <= sent,
         "tokens": 1 <= len(output) <= room and (finish != LENGTH or len(output) == room),
-        "last token": finish == LENGTH or (bool(output) and output[-1] in stop_ids),
+        # SGLang puts an end token in the place of one that it could not sample (`NaN happened`)
+        "last token": finish == LENGTH or (last in stop_ids and matched in (None, last)),
     }
     for name, is_right in seen.items():
         if not is_right:
             raise NoAnswer(
                 f"the server's answer: expected {name} {expected[name]}, found finish_reason"
-                f" {finish}, {prompt} prompt tokens, {len(output)} tokens, at the end {named[-8:]}"
+                f" {finish} ({matched}), {prompt} prompt tokens, {cached} cached,"
+                f" {len(output)} tokens, at the end {named[-8:]}"
             )
     return Reply(output, logprobs, finish, cached)

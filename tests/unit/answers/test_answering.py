@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 from answer_kit import StubServer, answer_all, asking, prompts_of, says, stub_server, user
 from fuzz import flip_in_column
-from token_kit import run_script, server_ids, template, tokenizer_folder
+from token_kit import real_template, run_script, server_ids, template, tokenizer_folder
 
 from draftstates.answers import client
-from draftstates.answers.chat import Reply
+from draftstates.answers.chat import Chat, Reply
 from draftstates.answers.client import AnswerClient, NoAnswer, read_reply
 from draftstates.answers.journal import Journal, remove_journals
-from draftstates.answers.prompts import SPARE
+from draftstates.answers.parser import Parser
+from draftstates.answers.prompts import SPARE, Prompt
 from draftstates.config import Sampling
 from draftstates.errors import UserError
 from draftstates.extract.progress import running
@@ -227,6 +228,36 @@ def test_a_call_stops_a_conversation_unless_the_data_hold_its_result(
     assert ("It is four." in text) == (requests == 2)
 
 
+def test_an_end_token_that_belongs_to_a_call_closes_it() -> None:
+    """gpt-oss ends a call by <|call|>, without which its parser takes the call for a broken one."""
+    from renderers.parsing import parse_gpt_oss
+
+    loaded = real_template("openai-gpt-oss-120b")
+    marks = ("return", "call", "start", "end", "channel", "message", "constrain")
+    named = {f"{mark}_id": loaded.encode(f"<|{mark}|>")[0].item() for mark in marks}
+
+    class Renderer:
+        def parse_response(self, ids: list[int], *, tools: Any, prompt_ids: Any) -> Any:
+            opened = loaded.encode("<|start|>assistant").tolist()
+            return parse_gpt_oss(loaded.tokenizer, [*opened, *ids], **named)
+
+    parser = Parser(loaded)
+    parser._renderer, parser.reads_calls = Renderer(), True
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    messages = with_a_call(2)["messages"]
+    messages[1] = {"role": "assistant", "content": "", "tool_calls": [call]}
+    kinds = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    add = {"name": "add", "description": "Add.", "parameters": kinds}
+    prompt = Prompt(messages, [1, 3], [{"type": "function", "function": add}], {})
+    chat = Chat(prompt, loaded, parser, asking().answers, max_tokens=4096)
+    said = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 2}<|call|>'
+    ids = loaded.encode(said).tolist()
+    row = chat.add(Reply(ids, [-0.5] * len(ids), "stop", 0))
+    assert json.loads(row["calls"]) == [{"name": "add", "arguments": {"a": 2}}]
+    assert row["stopped"] is None
+    assert chat.prompt_ids is not None
+
+
 def test_several_samples_of_a_prompt(tmp_path) -> None:
     counts = iter(range(100))
     found, _ = answered(tmp_path, ROWS, lambda ids: says(f"{next(counts)}." + END), samples=3)
@@ -423,14 +454,14 @@ def test_a_request_is_given_up_that_nobody_answers(monkeypatch) -> None:
         asyncio.run(asyncio.wait_for(ask(), 10))
 
 
-def reply_text(**changes) -> str:
+def reply_text(output_ids: Any = (5, 6), **changes) -> bytes:
     meta = {
         "finish_reason": {"type": "stop"},
         "output_token_logprobs": [[-0.5, 5, None], [-0.25, 6, None]],
         "prompt_tokens": 3,
         "cached_tokens": 0,
     }
-    return json.dumps({"output_ids": [5, 6], "meta_info": {**meta, **changes}})
+    return json.dumps({"output_ids": output_ids, "meta_info": {**meta, **changes}}).encode()
 
 
 def test_a_right_reply_is_read() -> None:
@@ -449,11 +480,29 @@ def test_a_right_reply_is_read() -> None:
         {"output_token_logprobs": [[-0.5, 5, None], [float("nan"), 6, None]]},
         {"output_token_logprobs": [[-0.5, 5, None], [0.1, 6, None]]},
         {"prompt_tokens": 4},
+        {"prompt_tokens": 1e999},
+        {"cached_tokens": -1},
+        {"cached_tokens": 2**40},
+        # SGLang's word for a token that it could not sample, in whose place it put an end token
+        {"finish_reason": {"type": "stop", "matched": "NaN happened"}},
+        {"finish_reason": {"type": "stop", "matched": 5}},
+        {"finish_reason": ["stop"]},
+        {"output_ids": {"5": 6}},
+        {"output_ids": 6},
+        {"output_ids": [5, 6.0]},
+        {"output_ids": [-1, 6], "output_token_logprobs": [[-0.5, -1, None], [-0.25, 6, None]]},
+        {"output_ids": [2**31, 6], "output_token_logprobs": [[-0.5, 2**31, None], [-0.2, 6, None]]},
     ],
 )
 def test_a_wrong_reply_is_refused(changes: dict) -> None:
     with pytest.raises(NoAnswer, match="the server's answer: expected"):
         read_reply(reply_text(**changes), sent=3, room=8, stop_ids=[6])
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff{", b"[]", b"null", b"<html>"])
+def test_a_body_that_is_no_answer_is_refused(body: bytes) -> None:
+    with pytest.raises(NoAnswer, match="the server's answer: expected output_ids"):
+        read_reply(body, sent=3, room=8, stop_ids=[6])
 
 
 def test_an_answer_whose_last_possible_token_ends_it_is_not_cut() -> None:
