@@ -10,7 +10,7 @@ from pathlib import Path
 
 from draftstates.errors import UserError
 from draftstates.extract.staging import abandoned
-from draftstates.paths import Capture, Results
+from draftstates.paths import BUILDING, Capture, Results
 from draftstates.records import Manifest, Plan, Prompts
 from draftstates.tokens.files import read_accounting
 
@@ -35,7 +35,11 @@ class Unfinished:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OldAnswers:
-    """Chunk of answers, or folder of another key, that a source's tokens do not hold; its bytes."""
+    """Answers that are not those of their source's tokens, and their bytes.
+
+    Attributes:
+        path: a chunk's file, what a killed job left of a chunk, or the folder of another key.
+    """
 
     path: Path
     bytes: int
@@ -55,21 +59,28 @@ def old_answers(results: Path) -> list[OldAnswers]:
         accounting = Results(results).accounting(path.parent.name)
         if not accounting.exists() or accounting.stat().st_mtime < path.stat().st_mtime:
             continue
-        present = path.parent / read_accounting(accounting).get("answers", {}).get("folder", "")
-        chunks = {present / f"{chunk.chunk_id}.parquet" for chunk in Prompts.read(path).chunks}
-        if not all(chunk.exists() for chunk in chunks):
+        said = read_accounting(accounting).get("answers") or {"folder": ""}
+        present, chunks = (
+            path.parent / said["folder"],
+            {c.chunk_id for c in Prompts.read(path).chunks},
+        )
+        if not all((present / f"{name}.parquet").exists() for name in chunks):
             continue
-        old = [file for file in sorted(present.glob("*.parquet")) if file not in chunks]
-        for folder in sorted({*path.parent.iterdir()} - {present}):
-            files = [file for file in folder.rglob("*") if file.is_file()]
-            times = [file.stat().st_mtime for file in files]
-            if files and max(times) < accounting.stat().st_mtime:
+        here = [*present.glob("*.parquet"), *(present / BUILDING).glob("*")]
+        old = [each for each in sorted(here) if each.stem not in chunks]
+        for folder in sorted(path.parent.iterdir()):
+            times = [file.stat().st_mtime for file in _files_of(folder)] if folder.is_dir() else []
+            if folder != present and times and max(times) < accounting.stat().st_mtime:
                 old.append(folder)
         for each in old:
-            files = each.rglob("*") if each.is_dir() else [each]
-            size = sum(file.stat().st_size for file in files if file.is_file())
+            size = sum(file.stat().st_size for file in _files_of(each))
             found.append(OldAnswers(path=each, bytes=size))
     return found
+
+
+def _files_of(path: Path) -> list[Path]:
+    """Return a file, or the files of a folder."""
+    return [file for file in (path, *path.rglob("*")) if file.is_file()]
 
 
 def unfinished(results: Path) -> list[Unfinished]:
