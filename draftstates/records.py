@@ -54,19 +54,17 @@ class Prompts(Document):
         source: the source's name.
         rows: rows that were read.
         renderer: what rendered the prompts.
-        stop_ids: tokens that end an answer.
         data: data set of the hub and its commit; empty for files.
     """
 
     FORMAT = "draftstates.prompts"
-    VERSION = 1
+    VERSION = 2
     WHAT = "a source's prompts"
     SEALED = True
 
     source: str
     rows: int
     renderer: str
-    stop_ids: Items[int]
     chunks: Items[PromptChunk]
     data: str = ""
 

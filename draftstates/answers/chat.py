@@ -79,6 +79,11 @@ class Chat:
         most = self._options.sampling.max_new_tokens
         return min(most, self._most - len(self.prompt_ids))
 
+    @property
+    def stop_ids(self) -> list[int]:
+        """Tokens that end the answer; of two templates, the one for tools may have others."""
+        return sorted(self._template.ends.ids)
+
     def add(self, reply: Reply) -> dict[str, Any]:
         """Take the answer to `prompt_ids`, and find the next prompt.
 

@@ -31,26 +31,22 @@ class AnswerClient:
     """Client that sends prompts to one server.
 
     Attributes:
-        parameters: sampling parameters of every request, but for its most tokens.
+        parameters: sampling parameters of every request, but for what ends an answer.
     """
 
-    def __init__(
-        self, url: str, *, api_key: str | None, sampling: Sampling, stop_ids: list[int]
-    ) -> None:
+    def __init__(self, url: str, *, api_key: str | None, sampling: Sampling) -> None:
         """Keep what all requests have in common.
 
         Args:
             url: the server's address.
             api_key: its key, if it has one.
             sampling: how tokens are drawn.
-            stop_ids: tokens that end an answer.
         """
         self._url, self._key = url, api_key
         self.parameters = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or -1,
-            "stop_token_ids": stop_ids,
         }
 
     async def __aenter__(self) -> Self:
@@ -69,27 +65,29 @@ class AnswerClient:
     ) -> None:
         await self._session.close()
 
-    async def answer(self, prompt: np.ndarray, *, room: int) -> Reply:
+    async def answer(self, prompt: np.ndarray, *, room: int, stop_ids: list[int]) -> Reply:
         """Return the answer to a prompt; try again where the server does not give one.
 
         Args:
             prompt: ids to send, int32 [T].
             room: most tokens of the answer.
+            stop_ids: tokens that end it.
 
         Raises:
             NoAnswer: the server did not answer, or not as it must, in three attempts.
         """
         for wait in _WAITS:
             try:
-                return await self._send(prompt, room)
+                return await self._send(prompt, room, stop_ids)
             except NoAnswer:
                 await asyncio.sleep(wait)
-        return await self._send(prompt, room)
+        return await self._send(prompt, room, stop_ids)
 
-    async def _send(self, prompt: np.ndarray, room: int) -> Reply:
+    async def _send(self, prompt: np.ndarray, room: int, stop_ids: list[int]) -> Reply:
+        ends = {"max_new_tokens": room, "stop_token_ids": stop_ids}
         body = {
             "input_ids": prompt.tolist(),
-            "sampling_params": {**self.parameters, "max_new_tokens": room},
+            "sampling_params": {**self.parameters, **ends},
             "return_logprob": True,
             "logprob_start_len": -1,
         }
@@ -107,7 +105,6 @@ class AnswerClient:
             raise NoAnswer(
                 f"no answer from {self._url}: {type(error).__name__}: {error}"
             ) from error
-        stop_ids = self.parameters["stop_token_ids"]
         return read_reply(content, sent=len(prompt), room=room, stop_ids=stop_ids)
 
 

@@ -6,6 +6,7 @@ import fcntl
 import itertools
 import json
 import os
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -18,11 +19,12 @@ from fuzz import flip_in_column
 from token_kit import real_template, run_script, server_ids, template, tokenizer_folder
 
 from draftstates.answers import client
+from draftstates.answers.answer import answer_chunk
 from draftstates.answers.chat import Chat, Reply
 from draftstates.answers.client import AnswerClient, NoAnswer, read_reply
 from draftstates.answers.journal import Journal, remove_journals
 from draftstates.answers.parser import Parser
-from draftstates.answers.prompts import SPARE, Prompt
+from draftstates.answers.prompts import SPARE, Prompt, write_prompts
 from draftstates.config import Sampling
 from draftstates.errors import UserError
 from draftstates.extract.progress import running
@@ -258,6 +260,40 @@ def test_an_end_token_that_belongs_to_a_call_closes_it() -> None:
     assert chat.prompt_ids is not None
 
 
+def test_of_two_templates_the_one_of_the_row_says_what_ends_its_answer(tmp_path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tokenizer_folder("smollm2"), folder, ignore=lambda *_: ["model.safetensors"])
+    default = TURNS.replace("SAID", "m.content")
+    shown = "{{ m.content }}{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}"
+    of_tools = "{{ tools | tojson if tools }}" + TURNS.replace("{{ SAID }}", shown)
+    of_tools = of_tools.replace("<|im_end|>", "<|endoftext|>")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    named = {"default": default, "tool_use": of_tools}
+    config["chat_template"] = [{"name": name, "template": text} for name, text in named.items()]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    options = asking()
+    rows = [user("Hi"), {**user("What is 2+2?"), "tools": TOOLS}]
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prompts = tmp_path / "prompts.parquet"
+    (chunk,) = write_prompts(
+        source="chats", paths=[data], tokenizer_path=folder, options=options, output=prompts
+    ).chunks
+    with stub_server(lambda ids: says("Four." + END)) as server:
+        answer_chunk(
+            chunk.chunk_id,
+            prompts=prompts,
+            tokenizer_path=folder,
+            options=options,
+            url=server.url,
+            output=tmp_path / "key" / "answers.parquet",
+        )
+    ends = [request["sampling_params"]["stop_token_ids"] for request in server.requests]
+    both = sorted([*says(END), *says("<|endoftext|>")])
+    assert sorted(ends) == sorted([says(END), both])
+
+
 def test_several_samples_of_a_prompt(tmp_path) -> None:
     counts = iter(range(100))
     found, _ = answered(tmp_path, ROWS, lambda ids: says(f"{next(counts)}." + END), samples=3)
@@ -312,7 +348,12 @@ def test_a_changed_chunk_takes_the_answers_that_others_hold(tmp_path) -> None:
     prompts_of(tmp_path, ROWS, options)
     with answer() as server:
         answer_all(tmp_path, options, server.url)
+        # with a prompt less, no server is needed
+        prompts_of(tmp_path, ROWS[1:], options)
+        (figures,) = answer_all(tmp_path, options, None)
+        assert (figures["answers"], figures["sampled_tokens"]) == (2, 0)
         prompts_of(tmp_path, [*ROWS, user("New?")], options)
+        assert answer_all(tmp_path, options, None) == [None]
         answer_all(tmp_path, options, server.url)
     assert len(server.requests) == 4
     assert [len(each.samples) for each in results(tmp_path, options)] == [1] * 4
@@ -447,8 +488,8 @@ def test_a_request_is_given_up_that_nobody_answers(monkeypatch) -> None:
 
         silent = await asyncio.start_server(keep_silent, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
-        async with AnswerClient(url, api_key=None, sampling=Sampling(), stop_ids=[6]) as asking_:
-            await asking_._send(np.array([1]), 1)
+        async with AnswerClient(url, api_key=None, sampling=Sampling()) as asking_:
+            await asking_._send(np.array([1]), 1, [6])
 
     with pytest.raises(NoAnswer, match="TimeoutError"):
         asyncio.run(asyncio.wait_for(ask(), 10))
