@@ -81,6 +81,7 @@ def answer_chunk(
         try:
             answers = asyncio.run(_unless_failed(asking, failed, progress))
         except _Unasked:
+            progress.remove()
             return None
         facts = {
             "began": began,
