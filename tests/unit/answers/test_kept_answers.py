@@ -1,16 +1,23 @@
 """Answers on the disk: damage is noticed, and earlier ones are found without reading all."""
 
 import asyncio
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from answer_kit import answer_all, asking, prompts_of, says, stub_server, user
+from captured import tiny_model
+from token_kit import run_script, tokenizer_folder
 
 from draftstates.answers import journal
 from draftstates.answers.chat import Reply
 from draftstates.answers.journal import Journal
+from draftstates.answers.key import answers_folder
+from draftstates.config import load
 from draftstates.errors import UserError
+from draftstates.records import Prompts
 from draftstates.tokens.answered import (
     AnsweredRows,
     read_answers,
@@ -91,6 +98,41 @@ def test_a_new_journals_folders_are_synced_before_its_first_answer(
     with Journal(path) as kept:
         assert synced == [path.parent, path.parent.parent, tmp_path / "key"]
         asyncio.run(kept.add(("p", 0, 0, "h"), Reply([1], [-0.5], "stop", 0)))
+
+
+def test_the_step_leases_a_server_for_a_prompt_without_an_answer_alone(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model")
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(tokenizer_folder("smollm2") / name, model)
+
+    def step(rows: list[Any], url: str) -> None:
+        prompts_of(tmp_path, rows, asking())
+        config = {
+            "data": {
+                "sources": [{"name": "chats", "files": ["x"], "answers": {}}],
+                "max_tokens": 512,
+            },
+            "model": {"path": str(model)},
+            "capture": {},
+            "server": {"launcher": "external", "url": url},
+            "results": str(tmp_path / "results"),
+        }
+        file = tmp_path / "config.yaml"
+        file.write_text(json.dumps(config))
+        folder = tmp_path / answers_folder(load(file), "chats")
+        (chunk,) = Prompts.read(tmp_path / "prompts.json").chunks
+        given = ["--config", file, "--source", "chats", "--prompts", tmp_path / "prompts.parquet"]
+        given += ["--chunk-id", chunk.chunk_id, "--output", folder / f"{chunk.chunk_id}.parquet"]
+        run_script("answers.py", *given)
+        assert (folder / f"{chunk.chunk_id}.parquet").exists()
+
+    with stub_server(lambda ids: says("Four.<|im_end|>")) as server:
+        step(ROWS, server.url)
+        assert len(server.requests) == len(ROWS)
+    # no server is there
+    step(ROWS[1:], server.url)
+    with pytest.raises(SystemExit):
+        step([*ROWS, user("And now?")], server.url)
 
 
 def test_the_rate_counts_what_was_timed_and_jobs_at_once_share_their_time(tmp_path: Path) -> None:
