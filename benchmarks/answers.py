@@ -52,7 +52,7 @@ class EqualLengths(AnswerClient):
 
     Attributes:
         began: when the last client was made; its first request follows.
-        sent: the sampling parameters of all requests.
+        sent: what the sampling parameters of all requests have in common.
     """
 
     began = 0.0

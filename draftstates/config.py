@@ -166,12 +166,22 @@ class HubData(Section):
 TemplateArguments = Annotated[dict[str, Any], AfterValidator(_not_reserved)]
 
 
+def _not_nearly_zero(temperature: float) -> float:
+    if 0 < temperature < _LEAST_TEMPERATURE:
+        raise refusal(f"expected 0, or at least {_LEAST_TEMPERATURE}, found {temperature}")
+    return temperature
+
+
+# below it, rounding decides what is drawn, and SGLang takes 0 for the least ones
+_LEAST_TEMPERATURE = 0.01
+
+
 class Sampling(Section):
     """How the target model's tokens are drawn."""
 
-    temperature: Annotated[float, Field(ge=0, le=2), FROM_TEXT] = Field(
-        0.7, description="0 takes the most likely token"
-    )
+    temperature: Annotated[
+        float, Field(ge=0, le=2), AfterValidator(_not_nearly_zero), FROM_TEXT
+    ] = Field(0.7, description="0 takes the most likely token; else at least 0.01")
     top_p: Annotated[float, Field(gt=0, le=1), FROM_TEXT] = Field(
         0.95, description="draw from the most likely tokens that have this probability together"
     )
@@ -212,6 +222,16 @@ class Answers(Section):
     in_flight: Count = Field(
         256, description="conversations that one job has under way at the server"
     )
+
+    @model_validator(mode="after")
+    def _draw_each_sample(self) -> Self:
+        if self.samples > 1 and not self.sampling.temperature:
+            raise refusal(
+                f"expected 1 at temperature 0, which gives each prompt one answer, found"
+                f" {self.samples}",
+                key="samples",
+            )
+        return self
 
 
 class Source(RowOptions):

@@ -54,19 +54,17 @@ class Prompts(Document):
         source: the source's name.
         rows: rows that were read.
         renderer: what rendered the prompts.
-        stop_ids: tokens that end an answer.
         data: data set of the hub and its commit; empty for files.
     """
 
     FORMAT = "draftstates.prompts"
-    VERSION = 1
+    VERSION = 2
     WHAT = "a source's prompts"
     SEALED = True
 
     source: str
     rows: int
     renderer: str
-    stop_ids: Items[int]
     chunks: Items[PromptChunk]
     data: str = ""
 
@@ -90,7 +88,8 @@ class AnswersAccount(Record):
         sampled_tokens: tokens of all answers.
         prompt_tokens: tokens that were sent.
         cached_tokens: those of them whose rows the server had already.
-        seconds: time that the answering jobs took, summed.
+        seconds: time in which jobs were answering, several at once or not.
+        timed_tokens: tokens that they sampled; a job that was killed is not timed.
     """
 
     prompts: int
@@ -104,6 +103,7 @@ class AnswersAccount(Record):
     prompt_tokens: int
     cached_tokens: int
     seconds: float
+    timed_tokens: int = 0
 
     @property
     def truncated(self) -> float:

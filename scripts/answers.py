@@ -1,10 +1,11 @@
 """Have the leased server answer one chunk of a source's prompts."""
 
 import argparse
+import functools
 import json
 from pathlib import Path
 
-from draftstates.answers.answer import answer_chunk, find_chunk
+from draftstates.answers.answer import answer_chunk
 from draftstates.answers.key import answers_folder
 from draftstates.config import load
 from draftstates.errors import UserError, run_command
@@ -28,22 +29,22 @@ def main() -> None:
             f"{arguments.output}: expected the folder of the answers' key, {expected}: the model or"
             " the configuration has changed since this run began; run snakemake --cores all"
         )
-    # before a server is started for it
-    find_chunk(arguments.prompts, arguments.chunk_id)
     _, options = source_options(config, arguments.source)
-    server = generate_settings(config)
-    seeded = [*server.command, "--random-seed", str(options.answers.seed)]
-    with lease(server.model_copy(update={"command": seeded})) as address:
-        figures = answer_chunk(
-            arguments.chunk_id,
-            prompts=arguments.prompts,
-            tokenizer_path=config.model.path,
-            options=options,
-            url=address.url,
-            api_key=address.api_key,
-            failed=address.failed,
-            output=arguments.output,
-        )
+    chunk = functools.partial(
+        answer_chunk,
+        arguments.chunk_id,
+        prompts=arguments.prompts,
+        tokenizer_path=config.model.path,
+        options=options,
+        output=arguments.output,
+    )
+    # a server is started for a prompt without an answer alone
+    figures = chunk(url=None)
+    if figures is None:
+        server = generate_settings(config)
+        seeded = [*server.command, "--random-seed", str(options.answers.seed)]
+        with lease(server.model_copy(update={"command": seeded})) as address:
+            figures = chunk(url=address.url, api_key=address.api_key, failed=address.failed)
     print(json.dumps({"chunk_id": arguments.chunk_id, **figures}))
 
 

@@ -126,11 +126,11 @@ def prompts_of(
 def answer_all(
     folder: Path,
     options: TokeniseOptions,
-    url: str,
+    url: str | None,
     *,
     name: str = "smollm2",
     failed: Path | None = None,
-) -> list[dict[str, float]]:
+) -> list[dict[str, float] | None]:
     """Answer each chunk of the prompts in `folder` into `folder/key`; return the jobs' figures."""
     return [
         answer_chunk(

@@ -1,15 +1,12 @@
 """The answers to one chunk of prompts, from the server into one file."""
 
 import asyncio
+import contextlib
 import itertools
-import json
 import time
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from draftstates import ids
 from draftstates.answers.chat import Chat, Reply
@@ -19,10 +16,9 @@ from draftstates.answers.parser import Parser
 from draftstates.answers.prompts import Prompt
 from draftstates.errors import UserError
 from draftstates.extract.progress import ProgressFile
-from draftstates.files import publishing
 from draftstates.paths import BUILDING
 from draftstates.records import PromptChunk, Prompts
-from draftstates.tokens.answered import ANSWERS, FACTS, read_prompts
+from draftstates.tokens.answered import read_prompts, write_answers
 from draftstates.tokens.sources import TokeniseOptions
 from draftstates.tokens.tokenise import Pipeline
 
@@ -36,11 +32,11 @@ def answer_chunk(
     prompts: Path,
     tokenizer_path: Path,
     options: TokeniseOptions,
-    url: str,
-    api_key: str | None,
+    url: str | None,
+    api_key: str | None = None,
     failed: Path | None = None,
     output: Path,
-) -> dict[str, float]:
+) -> dict[str, float] | None:
     """Have a server answer a chunk's prompts.
 
     Args:
@@ -48,7 +44,7 @@ def answer_chunk(
         prompts: the source's file of prompts; the document `Prompts` lies beside it.
         tokenizer_path: folder with tokenizer and chat template.
         options: options of the source, with `answers`.
-        url: address of the server.
+        url: address of the server; None takes all answers from the disk.
         api_key: its key, if it has one.
         failed: file that exists once the server has failed; None where nobody watches it.
         output: Parquet file to write, see `answered.ANSWERS`, in the folder of the answers' key;
@@ -56,42 +52,49 @@ def answer_chunk(
             output of a job that is killed at its end.
 
     Returns:
-        Figures: answers, those that were there already, sampled tokens and seconds.
+        Figures: answers, those that were there already, sampled tokens and seconds; None where a
+        server is needed and there is none.
 
     Raises:
         UserError: the chunk is not in the document, or the server has failed; or names the
             prompts that got no answer.
     """
-    plan, chunk = find_chunk(prompts, chunk_id)
+    plan, chunk = _find_chunk(prompts, chunk_id)
     rows = [row for row in read_prompts(prompts, chunk.first, chunk.end) if row["prompt_id"]]
     asked = {row["prompt_id"]: Prompt.from_text(row["conversation"]) for row in rows}
     building = output.parent / BUILDING / chunk_id
-    work = _Work(Pipeline(tokenizer_path, options), plan.stop_ids)
     with Journal(building / JOURNAL) as journal:
-        known = journal.answers | earlier_answers(
+        known = journal.answers
+        known |= earlier_answers(
             output.parent, wanted=asked, planned=[each.chunk_id for each in plan.chunks]
         )
+        begun = {(name, sample) for name, sample, *_ in known}
+        conversations = len(asked) * options.answers.samples
+        if url is None and len(begun) < conversations:
+            return None
+        work = _Work(Pipeline(tokenizer_path, options))
         progress = ProgressFile(
-            building, shard_id=chunk_id, total=len(asked) * options.answers.samples, server=url
+            building, shard_id=chunk_id, total=conversations, server=url or "none"
         )
-        begin = time.monotonic()
-        conversations = work.all(asked, known, journal, progress, url, api_key)
-        answers = asyncio.run(_unless_failed(conversations, failed))
+        began, begin = time.time(), time.monotonic()
+        asking = work.all(asked, known, journal, progress, url, api_key)
+        try:
+            answers = asyncio.run(_unless_failed(asking, failed, progress))
+        except _Unasked:
+            progress.remove()
+            return None
         facts = {
+            "began": began,
             "seconds": round(time.monotonic() - begin, 3) if work.sampled else 0.0,
             "answers": len(answers),
             "sampled_tokens": work.sampled,
         }
-        table = pa.Table.from_pylist(
-            answers, schema=ANSWERS.with_metadata({FACTS: json.dumps(facts)})
-        )
-        with publishing(output) as partial:
-            pq.write_table(table, partial, compression="zstd", write_page_checksum=True)
+        write_answers(answers, facts, output)
     progress.remove()
     return facts
 
 
-def find_chunk(prompts: Path, chunk_id: str) -> tuple[Prompts, PromptChunk]:
+def _find_chunk(prompts: Path, chunk_id: str) -> tuple[Prompts, PromptChunk]:
     """Return what a source's prompts are, and one chunk of them.
 
     Args:
@@ -112,11 +115,12 @@ def find_chunk(prompts: Path, chunk_id: str) -> tuple[Prompts, PromptChunk]:
 
 
 async def _unless_failed(
-    work: Coroutine[Any, Any, list[dict[str, Any]]], failed: Path | None
+    work: Coroutine[Any, Any, list[dict[str, Any]]], failed: Path | None, progress: ProgressFile
 ) -> list[dict[str, Any]]:
     """Return what `work` returns, unless the server fails meanwhile.
 
-    A server whose node has lost its power closes no connection.
+    A server whose node has lost its power closes no connection. Meanwhile the progress says that
+    the job lives, since an answer may take long.
 
     Raises:
         UserError: it has failed.
@@ -126,10 +130,15 @@ async def _unless_failed(
         while not working.done():
             if failed is not None and failed.exists():
                 raise UserError("the server has failed; the answers that it gave are kept")
+            progress.add(0)
             await asyncio.wait({working}, timeout=_WATCH_SECONDS)
         return working.result()
     finally:
         working.cancel()
+
+
+class _Unasked(Exception):
+    """The end of a job that has to ask a server, and has none."""
 
 
 class _Work:
@@ -139,18 +148,18 @@ class _Work:
         sampled: tokens that were sampled in this job.
     """
 
-    def __init__(self, pipeline: Pipeline, stop_ids: Iterable[int]) -> None:
+    def __init__(self, pipeline: Pipeline) -> None:
         self._options, self._pipeline = pipeline.options, pipeline
-        self._parser, self._stop_ids = Parser(pipeline.template), list(stop_ids)
+        self._parser = Parser(pipeline.template)
         self.sampled = 0
 
     async def all(
         self,
         asked: Mapping[str, Prompt],
-        known: Mapping[Key, Reply],
+        known: dict[Key, Reply],
         journal: Journal,
         progress: ProgressFile,
-        url: str,
+        url: str | None,
         api_key: str | None,
     ) -> list[dict[str, Any]]:
         """Return the answers to all prompts, in the order of prompts, samples and turns.
@@ -171,9 +180,12 @@ class _Work:
                 finally:
                     progress.add(1)
 
-        async with AnswerClient(
-            url, api_key=api_key, sampling=wanted.sampling, stop_ids=self._stop_ids
-        ) as client:
+        asker = (
+            AnswerClient(url, api_key=api_key, sampling=wanted.sampling)
+            if url
+            else contextlib.nullcontext()
+        )
+        async with asker as client:
             each = itertools.product(asked, range(wanted.samples))
             found = await asyncio.gather(*(converse(*which) for which in each))
         if failed:
@@ -191,11 +203,11 @@ class _Work:
 
     async def _converse(
         self,
-        client: AnswerClient,
+        client: AnswerClient | None,
         prompt: Prompt,
         name: str,
         sample: int,
-        known: Mapping[Key, Reply],
+        known: dict[Key, Reply],
         journal: Journal,
     ) -> list[dict[str, Any]]:
         """Return the answers of one conversation, each on the disk before the next is asked for."""
@@ -206,9 +218,11 @@ class _Work:
         answers: list[dict[str, Any]] = []
         while chat.prompt_ids is not None:
             key = (name, sample, len(answers), ids.ids_hash(chat.prompt_ids))
-            reply = known.get(key)
+            reply = known.pop(key, None)
+            if reply is None and client is None:
+                raise _Unasked
             if reply is None:
-                reply = await client.answer(chat.prompt_ids, room=chat.room)
+                reply = await client.answer(chat.prompt_ids, room=chat.room, stop_ids=chat.stop_ids)
                 await journal.add(key, reply)
                 self.sampled += len(reply.output_ids)
             answers.append({"prompt_id": name, "sample": sample, **chat.add(reply)})

@@ -79,6 +79,11 @@ class Chat:
         most = self._options.sampling.max_new_tokens
         return min(most, self._most - len(self.prompt_ids))
 
+    @property
+    def stop_ids(self) -> list[int]:
+        """Tokens that end the answer; of two templates, the one for tools may have others."""
+        return sorted(self._template.ends.ids)
+
     def add(self, reply: Reply) -> dict[str, Any]:
         """Take the answer to `prompt_ids`, and find the next prompt.
 
@@ -88,12 +93,13 @@ class Chat:
         ids, ended = reply.output_ids, reply.finish != LENGTH
         body = ids[:-1] if ended and ids and ids[-1] in self._template.ends.ids else ids
         said = self._decode(body)
-        message, calls = self._read(body, said)
+        message, calls = self._read(ids, body, said)
         row = {
             "turn": self._turn,
             "prompt_ids": self.prompt_ids,
-            "output_ids": ids,
-            "logprobs": reply.logprobs,
+            # a job holds all answers of its chunk, and a list takes ten times the room
+            "output_ids": np.array(ids, dtype=np.int32),
+            "logprobs": np.array(reply.logprobs, dtype=np.float32),
             "temperature": self._options.sampling.temperature,
             "finish": reply.finish,
             "cached_tokens": reply.cached_tokens,
@@ -114,9 +120,15 @@ class Chat:
             ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
 
-    def _read(self, body: list[int], said: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    def _read(
+        self, ids: list[int], body: list[int], said: str
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return an answer as a message of the chat format, and its calls."""
-        found = self._parser.parse(body, tools=self._prompt.tools, prompt=self.prompt_ids)
+        asked = {"tools": self._prompt.tools, "prompt": self.prompt_ids}
+        found = self._parser.parse(body, **asked)
+        if any(call.status.name != "OK" for call in found.tool_calls):
+            # the end token may belong to the call, as gpt-oss's <|call|> does
+            found = self._parser.parse(ids, **asked)
         calls = [
             {
                 "name": call.name,

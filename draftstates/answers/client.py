@@ -17,6 +17,8 @@ from draftstates.tokens.answered import LENGTH
 # an answer that takes longer, and then a second for each token, is given up, as in extract/client
 _REQUEST_SECONDS = 1800.0
 _CONNECT_SECONDS = 30.0
+# ids are stored as int32
+_IDS = 2**31
 # waits before the second and the third attempt at a request
 _WAITS = (1.0, 5.0)
 
@@ -29,26 +31,22 @@ class AnswerClient:
     """Client that sends prompts to one server.
 
     Attributes:
-        parameters: sampling parameters of every request, but for its most tokens.
+        parameters: sampling parameters of every request, but for what ends an answer.
     """
 
-    def __init__(
-        self, url: str, *, api_key: str | None, sampling: Sampling, stop_ids: list[int]
-    ) -> None:
+    def __init__(self, url: str, *, api_key: str | None, sampling: Sampling) -> None:
         """Keep what all requests have in common.
 
         Args:
             url: the server's address.
             api_key: its key, if it has one.
             sampling: how tokens are drawn.
-            stop_ids: tokens that end an answer.
         """
         self._url, self._key = url, api_key
         self.parameters = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or -1,
-            "stop_token_ids": stop_ids,
         }
 
     async def __aenter__(self) -> Self:
@@ -67,27 +65,29 @@ class AnswerClient:
     ) -> None:
         await self._session.close()
 
-    async def answer(self, prompt: np.ndarray, *, room: int) -> Reply:
+    async def answer(self, prompt: np.ndarray, *, room: int, stop_ids: list[int]) -> Reply:
         """Return the answer to a prompt; try again where the server does not give one.
 
         Args:
             prompt: ids to send, int32 [T].
             room: most tokens of the answer.
+            stop_ids: tokens that end it.
 
         Raises:
             NoAnswer: the server did not answer, or not as it must, in three attempts.
         """
         for wait in _WAITS:
             try:
-                return await self._send(prompt, room)
+                return await self._send(prompt, room, stop_ids)
             except NoAnswer:
                 await asyncio.sleep(wait)
-        return await self._send(prompt, room)
+        return await self._send(prompt, room, stop_ids)
 
-    async def _send(self, prompt: np.ndarray, room: int) -> Reply:
+    async def _send(self, prompt: np.ndarray, room: int, stop_ids: list[int]) -> Reply:
+        ends = {"max_new_tokens": room, "stop_token_ids": stop_ids}
         body = {
             "input_ids": prompt.tolist(),
-            "sampling_params": {**self.parameters, "max_new_tokens": room},
+            "sampling_params": {**self.parameters, **ends},
             "return_logprob": True,
             "logprob_start_len": -1,
         }
@@ -97,22 +97,22 @@ class AnswerClient:
             async with self._session.post(
                 f"{self._url}/generate", json=body, timeout=limits
             ) as response:
-                text = await response.text()
+                content = await response.read()
                 if response.status != 200:
-                    raise NoAnswer(f"the server answered {response.status}: {text[:500]}")
+                    text = content[:500].decode(errors="replace")
+                    raise NoAnswer(f"the server answered {response.status}: {text}")
         except (aiohttp.ClientError, OSError) as error:
             raise NoAnswer(
                 f"no answer from {self._url}: {type(error).__name__}: {error}"
             ) from error
-        stop_ids = self.parameters["stop_token_ids"]
-        return read_reply(text, sent=len(prompt), room=room, stop_ids=stop_ids)
+        return read_reply(content, sent=len(prompt), room=room, stop_ids=stop_ids)
 
 
-def read_reply(text: str, *, sent: int, room: int, stop_ids: list[int]) -> Reply:
+def read_reply(content: bytes, *, sent: int, room: int, stop_ids: list[int]) -> Reply:
     """Return what the server sampled.
 
     Args:
-        text: the body of its answer.
+        content: the body of its answer.
         sent: tokens of the prompt.
         room: most tokens of the answer.
         stop_ids: tokens that end an answer.
@@ -121,18 +121,22 @@ def read_reply(text: str, *, sent: int, room: int, stop_ids: list[int]) -> Reply
         NoAnswer: the body lacks a part, its parts disagree, or the request was aborted.
     """
     try:
-        found = json.loads(text)
+        found = json.loads(content)
         meta, output = found["meta_info"], found["output_ids"]
-        finish = meta["finish_reason"]["type"]
+        reason = {"matched": None, **meta["finish_reason"]}
+        finish, matched = reason["type"], reason["matched"]
         logprobs = [float(value) for value, *_ in meta["output_token_logprobs"]]
         named = [token for _, token, *_ in meta["output_token_logprobs"]]
         prompt, cached = int(meta["prompt_tokens"]), int(meta["cached_tokens"])
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        if not all(type(token) is int and 0 <= token < _IDS for token in [*output]):
+            raise ValueError("output_ids are no ids")
+    except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
         raise NoAnswer(
             f"the server's answer: expected output_ids, finish_reason and output_token_logprobs,"
-            f" found {text[:200]!r} ({type(error).__name__}: {error})"
+            f" found {content[:200]!r} ({type(error).__name__}: {error})"
         ) from error
-    if finish == LENGTH and len(output) == room and output[-1] in stop_ids:
+    last = named[-1] if named else None
+    if finish == LENGTH and len(output) == room and last in stop_ids:
         # its last possible token ended it; the next prompt would get a second end token
         finish = "stop"
     expected: dict[str, Any] = {
@@ -140,22 +144,26 @@ def read_reply(text: str, *, sent: int, room: int, stop_ids: list[int]) -> Reply
         "ids of output_token_logprobs": output,
         "log probabilities": "finite and at most 0",
         "prompt_tokens": sent,
+        "cached_tokens": f"0 to {sent}",
         "tokens": f"1 to {room}, and {room} where the answer is cut",
-        "last token": f"one of {stop_ids} where the answer is not cut",
+        "last token": f"one of {stop_ids} where the answer is not cut, as matched says",
     }
     seen = {
         "finish_reason": finish in ("stop", LENGTH),
-        "ids of output_token_logprobs": named == output and all(type(i) is int for i in output),
+        "ids of output_token_logprobs": named == output,
         # the logarithm of a sum that rounding made larger than 1
         "log probabilities": all(math.isfinite(each) and each < 1e-3 for each in logprobs),
         "prompt_tokens": prompt == sent,
+        "cached_tokens": 0 <= cached <= sent,
         "tokens": 1 <= len(output) <= room and (finish != LENGTH or len(output) == room),
-        "last token": finish == LENGTH or (bool(output) and output[-1] in stop_ids),
+        # SGLang puts an end token in the place of one that it could not sample (`NaN happened`)
+        "last token": finish == LENGTH or (last in stop_ids and matched in (None, last)),
     }
     for name, is_right in seen.items():
         if not is_right:
             raise NoAnswer(
                 f"the server's answer: expected {name} {expected[name]}, found finish_reason"
-                f" {finish}, {prompt} prompt tokens, {len(output)} tokens, at the end {named[-8:]}"
+                f" {finish} ({matched}), {prompt} prompt tokens, {cached} cached,"
+                f" {len(output)} tokens, at the end {named[-8:]}"
             )
     return Reply(output, logprobs, finish, cached)

@@ -1,5 +1,7 @@
 """The journal of a chunk: each answer is a line of it on the disk before it counts as finished.
 
+A line is the XXH3-64 of what follows, a blank, and JSON: the answer's key and what was sampled.
+
 A job that is killed leaves its journal, and the next one goes on from there.
 """
 
@@ -17,13 +19,14 @@ from typing import Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 
 from draftstates import ids
 from draftstates.answers.chat import Reply
 from draftstates.errors import UserError
-from draftstates.files import NO_LOCKS
+from draftstates.files import NO_LOCKS, sync
 from draftstates.paths import BUILDING
-from draftstates.tokens.answered import read_answers
+from draftstates.tokens.answered import answered_prompts, read_answers
 
 JOURNAL = "journal.jsonl"
 # of an answer: id of the prompt, sample, turn, and hash of the ids that were sent
@@ -39,7 +42,10 @@ def _read(path: Path) -> tuple[dict[Key, Reply], int]:
             # the job was killed in the middle of this line
             break
         try:
-            name, sample, turn, sent, *reply = json.loads(line)
+            check, said = line.split(b" ", 1)
+            if check.decode() != xxhash.xxh3_64_hexdigest(said):
+                raise ValueError("it has changed since it was written")
+            name, sample, turn, sent, *reply = json.loads(said)
             found[name, sample, turn, sent] = Reply(*reply)
         except (ValueError, TypeError) as error:
             print(
@@ -68,6 +74,9 @@ class Journal:
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        # the file, its chunk's folder and `.building` may be new
+        for folder in (path.parent, *path.parent.parents[:2]):
+            sync(folder)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -102,6 +111,7 @@ class Journal:
         """
         said = [reply.output_ids, reply.logprobs, reply.finish, reply.cached_tokens]
         line = json.dumps([*key, *said]).encode() + b"\n"
+        line = f"{xxhash.xxh3_64_hexdigest(line)} ".encode() + line
         written = asyncio.get_running_loop().create_future()
         self._waiting.append((line, written))
         async with self._writing:
@@ -163,7 +173,8 @@ def earlier_answers(
         if path.parent.name not in planned:
             found |= {key: reply for key, reply in _read(path)[0].items() if key[0] in wanted}
     for path in sorted(folder.glob("*.parquet")):
-        if path.stem not in planned:
+        # where all chunks are new, each job looks into every earlier one
+        if path.stem not in planned and not wanted.isdisjoint(answered_prompts(path)):
             found |= _in_chunk(path, wanted)
     return found
 

@@ -251,7 +251,6 @@ def write_prompts(
         source=source,
         rows=len(names),
         renderer=template.name,
-        stop_ids=tuple(sorted(template.ends.ids)),
         chunks=tuple(_chunks(names, about=options.answers.chunk)),
         data=origin_of(paths),
     )

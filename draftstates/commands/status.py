@@ -14,7 +14,7 @@ from rich.live import Live
 
 from draftstates.commands import add_json, add_results, print_json
 from draftstates.paths import Results
-from draftstates.report.answering import answering, answering_table
+from draftstates.report.answering import answering, answering_table, as_documents
 from draftstates.report.status import as_document, look, view
 
 EXAMPLE = "draftstates status --results results --once"
@@ -31,7 +31,13 @@ def main(arguments: argparse.Namespace) -> None:
     """Print the state once, or keep it on the terminal until the run is complete."""
     plan = Results(arguments.results).plan
     if arguments.json:
-        print_json(as_document(look(arguments.results)))
+        answers = as_documents(answering(arguments.results))
+        # the first answers come before the plan
+        is_unplanned = answers and not plan.exists()
+        state = {"done": False} if is_unplanned else as_document(look(arguments.results))
+        if answers:
+            state |= {"done": False, "answers": answers}
+        print_json(state)
         return
     if arguments.once or not sys.stdout.isatty():
         sources = answering(arguments.results)

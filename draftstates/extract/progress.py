@@ -12,6 +12,8 @@ from draftstates.files import replace_text
 
 _FILE = "progress.json"
 _WRITE_SECONDS = 2.0
+# longer than a sample takes; a job without news for so long is shown as silent
+SILENT_SECONDS = 300.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -55,7 +55,7 @@ def answers_line(said: AnswersAccount) -> str:
     """Return figures of the target model's answers as one line."""
     skipped = "".join(f", {count:,} {reason}" for reason, count in said.skipped.items())
     degenerate = "".join(f", {count:,} {kind}" for kind, count in said.degenerate.items())
-    rate = f" at {said.sampled_tokens / said.seconds:,.0f} a second" if said.seconds else ""
+    rate = f" at {said.timed_tokens / said.seconds:,.0f} a second" if said.timed_tokens else ""
     return (
         f"answers by the target model: {said.prompts:,} prompts, {said.answered:,} answered"
         f"{skipped}; {said.answers:,} answers, {said.truncated:.1%} cut{degenerate}; median"

@@ -36,7 +36,7 @@ def answers_of(sources: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for name, source in sources.items():
         if said := source.get("answers"):
-            seconds = said["seconds"]
+            timed, seconds = said.get("timed_tokens"), said["seconds"]
             skipped = [f"{count:,} {reason}" for reason, count in said["skipped"].items()]
             rows.append(
                 {
@@ -44,7 +44,7 @@ def answers_of(sources: Mapping[str, Any]) -> list[dict[str, Any]]:
                     **said,
                     "skipped": ", ".join(skipped) or "none",
                     "truncated": said["finish"].get("length", 0) / max(said["answers"], 1),
-                    "rate": said["sampled_tokens"] / seconds if seconds else None,
+                    "rate": timed / seconds if timed and seconds else None,
                     "cached": said["cached_tokens"] / max(said["prompt_tokens"], 1),
                 }
             )

@@ -1,4 +1,5 @@
-"""Removal of killed jobs' files, and of shards that no manifest lists and no plan asks for.
+"""Removal of killed jobs' files, of shards that no manifest lists and no plan asks for, and of
+answers by the target model that are not those of a source's tokens.
 
 Of a listed shard, files in another form than the listed one are removed.
 """
@@ -9,8 +10,9 @@ from pathlib import Path
 
 from draftstates.errors import UserError
 from draftstates.extract.staging import abandoned
-from draftstates.paths import Capture, Results
-from draftstates.records import Manifest, Plan
+from draftstates.paths import BUILDING, Capture, Results
+from draftstates.records import Manifest, Plan, Prompts
+from draftstates.tokens.files import read_accounting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,56 @@ class Unfinished:
 
     folder: Path
     bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OldAnswers:
+    """Answers that are not those of their source's tokens, and their bytes.
+
+    Attributes:
+        path: a chunk's file, what a killed job left of a chunk, or the folder of another key.
+    """
+
+    path: Path
+    bytes: int
+
+
+def old_answers(results: Path) -> list[OldAnswers]:
+    """Return the answers below `results` that are not those of their source's tokens.
+
+    A source is left alone unless all its present prompts are answered and tokenised, and so is a
+    folder with answers that are newer than the tokens: a run may be on its way to use them.
+
+    Raises:
+        UserError: prompts or an accounting cannot be read: then nothing may be removed.
+    """
+    found = []
+    for path in sorted(results.glob("answers/*/prompts.json")):
+        accounting = Results(results).accounting(path.parent.name)
+        if not accounting.exists() or accounting.stat().st_mtime < path.stat().st_mtime:
+            continue
+        said = read_accounting(accounting).get("answers") or {"folder": ""}
+        present, chunks = (
+            path.parent / said["folder"],
+            {c.chunk_id for c in Prompts.read(path).chunks},
+        )
+        if not all((present / f"{name}.parquet").exists() for name in chunks):
+            continue
+        here = [*present.glob("*.parquet"), *(present / BUILDING).glob("*")]
+        old = [each for each in sorted(here) if each.stem not in chunks]
+        for folder in sorted(path.parent.iterdir()):
+            times = [file.stat().st_mtime for file in _files_of(folder)] if folder.is_dir() else []
+            if folder != present and times and max(times) < accounting.stat().st_mtime:
+                old.append(folder)
+        for each in old:
+            size = sum(file.stat().st_size for file in _files_of(each))
+            found.append(OldAnswers(path=each, bytes=size))
+    return found
+
+
+def _files_of(path: Path) -> list[Path]:
+    """Return a file, or the files of a folder."""
+    return [file for file in (path, *path.rglob("*")) if file.is_file()]
 
 
 def unfinished(results: Path) -> list[Unfinished]:
@@ -109,10 +161,12 @@ def _listed(path: Path) -> dict[str, Path]:
         raise UserError(f"{error}; no file was removed") from error
 
 
-def remove(shards: list[Unlisted], left: list[Unfinished]) -> None:
-    """Remove shards and building folders."""
+def remove(shards: list[Unlisted], left: list[Unfinished], answers: list[OldAnswers]) -> None:
+    """Remove shards, building folders and answers."""
     for shard in shards:
         for file in shard.files:
             file.unlink(missing_ok=True)
     for each in left:
         shutil.rmtree(each.folder)
+    for old in answers:
+        shutil.rmtree(old.path) if old.path.is_dir() else old.path.unlink(missing_ok=True)

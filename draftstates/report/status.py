@@ -12,12 +12,9 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
-from draftstates.extract.progress import Running, running
+from draftstates.extract.progress import SILENT_SECONDS, Running, running
 from draftstates.paths import Results
 from draftstates.records import Plan
-
-# Longer than a sample takes. After it a running extraction is shown as silent.
-_SILENT_SECONDS = 300.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -172,7 +169,7 @@ def _running(status: Status) -> Table:
     for server, extractions in sorted(servers.items()):
         for each in extractions:
             age = status.at - each.updated
-            news = f"{age:,.0f} s ago" if age <= _SILENT_SECONDS else "silent"
+            news = f"{age:,.0f} s ago" if age <= SILENT_SECONDS else "silent"
             table.add_row(
                 server,
                 each.shard_id[:8],

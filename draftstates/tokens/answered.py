@@ -13,10 +13,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import xxhash
 
 from draftstates import ids
 from draftstates.errors import UserError, make_again
+from draftstates.files import publishing
 from draftstates.records import Prompts
 from draftstates.tokens.accounting import RowResult
 from draftstates.tokens.rows import RowSkipped
@@ -88,7 +91,7 @@ class AnsweredRows:
         self._faults: Counter[str] = Counter()
         self._skipped: Counter[str] = Counter()
         self._lengths: list[int] = []
-        self._seconds = 0.0
+        self._jobs: list[dict[str, Any]] = []
         self._examples: list[dict[str, Any]] = []
 
     def results(self) -> Iterator[RowResult]:
@@ -104,7 +107,7 @@ class AnsweredRows:
 
     def _read(self, file: Path) -> dict[str, list[dict[str, Any]]]:
         table, facts = read_answers(file)
-        self._seconds += facts["seconds"]
+        self._jobs.append(facts)
         found: dict[str, list[dict[str, Any]]] = {}
         for row in _rows(table):
             found.setdefault(row["prompt_id"], []).append(row)
@@ -229,9 +232,20 @@ class AnsweredRows:
             "sampled_tokens": sampled,
             "prompt_tokens": self._count["prompt_tokens"],
             "cached_tokens": self._count["cached_tokens"],
-            "seconds": round(self._seconds, 1),
+            "seconds": round(_union(self._jobs), 1),
+            "timed_tokens": sum(job["sampled_tokens"] for job in self._jobs),
+            "folder": self._folder.name,
             "examples": self._examples,
         }
+
+
+def _union(jobs: list[dict[str, Any]]) -> float:
+    """Return the seconds in which at least one of some jobs was answering."""
+    total, until = 0.0, 0.0
+    for begin, seconds in sorted((job["began"], job["seconds"]) for job in jobs):
+        total += max(begin + seconds - max(begin, until), 0.0)
+        until = max(until, begin + seconds)
+    return total
 
 
 def read_prompts(path: Path, first: int, end: int) -> Iterator[dict[str, Any]]:
@@ -254,19 +268,66 @@ def read_prompts(path: Path, first: int, end: int) -> Iterator[dict[str, Any]]:
         raise UserError(f"{path}: expected prompts: {error}; {again}") from error
 
 
+def write_answers(rows: list[dict[str, Any]], facts: dict[str, Any], file: Path) -> None:
+    """Write a chunk's answers and its facts.
+
+    Args:
+        rows: the answers, see `ANSWERS`.
+        facts: `began`, when the job began in Unix time, its `seconds`, its `sampled_tokens`.
+        file: file to write.
+    """
+    table = pa.Table.from_pylist(rows, schema=ANSWERS)
+    said = json.dumps({**facts, "digest": _digest(table)})
+    with publishing(file) as partial:
+        pq.write_table(table.replace_schema_metadata({FACTS: said}), partial, compression="zstd")
+
+
 def read_answers(file: Path) -> tuple[pa.Table, dict[str, Any]]:
     """Return the answers in a chunk's file, and its facts.
 
     Raises:
-        UserError: the file cannot be read, or is of another kind.
+        UserError: the file cannot be read, is damaged, or is of another kind.
     """
     try:
-        table = pq.read_table(file, page_checksum_verification=True)
-        return table.select(ANSWERS.names), json.loads(table.schema.metadata[FACTS])
+        table = pq.read_table(file)
+        facts, table = json.loads(table.schema.metadata[FACTS]), table.select(ANSWERS.names)
+        if facts["digest"] != (found := _digest(table)):
+            raise ValueError(f"the digest {facts['digest']}, found {found}")
+        return table, facts
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{file}: expected a chunk's answers: {error}; {make_again('to answer again', file)}"
-        ) from error
+        raise _damaged(file, error) from error
+
+
+def _digest(table: pa.Table) -> str:
+    """Return the XXH3-128 of answers, 32 hex digits: Parquet's own checksums leave gaps."""
+    digest = xxhash.xxh3_128()
+    for field in ANSWERS:
+        column = table[field.name]
+        if pa.types.is_list(field.type):
+            digest.update(pc.list_value_length(column).to_numpy().tobytes())
+            digest.update(pc.list_flatten(column).to_numpy().tobytes())
+        else:
+            digest.update(json.dumps(column.to_pylist()).encode())
+    return digest.hexdigest()
+
+
+def _damaged(file: Path, error: Exception) -> UserError:
+    return UserError(
+        f"{file}: expected a chunk's answers as they were written: {type(error).__name__}: {error};"
+        f" {make_again('to answer again', file)}"
+    )
+
+
+def answered_prompts(file: Path) -> set[str]:
+    """Return the ids of the prompts whose answers a chunk's file has.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    try:
+        return set(pq.read_table(file, columns=["prompt_id"])["prompt_id"].to_pylist())
+    except (OSError, ValueError, KeyError) as error:
+        raise _damaged(file, error) from error
 
 
 def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:

@@ -130,7 +130,7 @@ def read_index(path: Path) -> SourceIndex:
     Raises:
         UserError: a file is missing or of another kind, or the two disagree.
     """
-    accounting = _read_accounting(path)
+    accounting = _checked_accounting(path)
     parts: list[tuple[np.ndarray, ...]] = [
         (np.empty(0, np.int64), np.empty(0, "S32"), np.empty(0, np.int64), np.empty(0, np.int64))
     ]
@@ -212,9 +212,12 @@ def publish_accounting(counts: Mapping[str, Any], path: Path, *, tokens: Path) -
     publish_json(sealed({**counts, "checksum": file_checksum(tokens)}), path)
 
 
-def _read_accounting(tokens: Path) -> dict[str, Any]:
-    """Read the accounting beside a source's tokens, and hold both to their checksums."""
-    path = tokens.with_suffix(".json")
+def read_accounting(path: Path) -> dict[str, Any]:
+    """Return a source's accounting.
+
+    Raises:
+        UserError: the file cannot be read, or was changed since it was written.
+    """
     try:
         accounting = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -226,6 +229,13 @@ def _read_accounting(tokens: Path) -> dict[str, Any]:
             f"{path}: expected a source's accounting as it was written, found another digest;"
             f" {_AGAIN}"
         )
+    return accounting
+
+
+def _checked_accounting(tokens: Path) -> dict[str, Any]:
+    """Read the accounting beside a source's tokens, and hold both to their checksums."""
+    path = tokens.with_suffix(".json")
+    accounting = read_accounting(path)
     try:
         found = file_checksum(tokens)
     except OSError as error:

@@ -17,9 +17,10 @@ whole prompts. Largest and median difference of SmolLM2's tokens, and the limits
 The figures of bfloat16 are those of transformers, decoding with a cache against the whole, on 64
 tokens; a server in bfloat16 and mixtures of experts were not measured.
 
-Every token must lie within `worst`. Half of the tokens of a shard, and of each sample that has
-enough, must lie within `typical`: a small difference of all rows shows in the median alone. At
-temperature 0, the sampled token is the most likely one, or as likely within `worst`.
+A temperature below 1 divides the logits, and so enlarges their rounding: the limits are as many
+times larger. Every token must lie within `worst`. Half of the tokens of a shard, and of each sample
+that has enough, must lie within `typical`: a small difference of all rows shows in the median
+alone. At temperature 0, the sampled token is the most likely one, or as likely within `worst`.
 """
 
 import dataclasses
@@ -78,6 +79,11 @@ class _Tokens:
     states: torch.Tensor
     tokens: torch.Tensor
     said: SampledTokens
+
+    @property
+    def spread(self) -> float:
+        """How many times larger than at temperature 1 a difference may be."""
+        return 1 / min(self.said.temperature or 1.0, 1.0)
 
 
 def check_answers(
@@ -149,7 +155,8 @@ def _sampled(file: Shard, index: int, sampled: Mapping[str, SampledTokens]) -> _
 def _compared(
     found: list[_Tokens], head: Head, rounding: Rounding
 ) -> Iterator[tuple[_Tokens, torch.Tensor, torch.Tensor]]:
-    """Yield the differences of each sample's log probabilities, and its tokens' gaps to the best.
+    """Yield the differences of each sample's log probabilities, as they would be at temperature 1,
+    and its tokens' gaps to the best.
 
     Samples are computed together, since each batch widens the whole head.
     """
@@ -171,7 +178,8 @@ def _compared(
             ):
                 said = torch.from_numpy(item.said.logprobs.astype(np.float32))
                 # not a number is a fault too
-                yield item, (own - said).abs().nan_to_num(nan=torch.inf), gap
+                difference = (own - said).abs().nan_to_num(nan=torch.inf)
+                yield item, difference / item.spread, gap
             batch, rows = [], 0
         if each is not None:
             batch.append(each)
@@ -213,6 +221,7 @@ def _faults(
     each: _Tokens, differences: torch.Tensor, gaps: torch.Tensor, limits: AnswerLimits
 ) -> Iterator[Finding]:
     """Yield what is wrong with a sample's sampled tokens."""
+    spread = each.spread
     bad = torch.nonzero(differences > limits.worst).flatten().tolist()
     if bad:
         first = bad[0]
@@ -223,14 +232,14 @@ def _faults(
             detail=(
                 f"{len(bad)} of {len(differences)} sampled tokens: token {int(each.tokens[first])},"
                 f" sampled as number {first}: expected the log probability {said:.4f} of the server"
-                f" that answered, found a difference of {float(differences[first]):.4f} in the"
-                f" captured state (limit {limits.worst:g})"
+                f" that answered, found a difference of {float(differences[first]) * spread:.4f} in"
+                f" the captured state (limit {limits.worst * spread:g})"
             ),
         )
     elif len(differences) >= _ENOUGH and (median := float(differences.median())) > limits.typical:
         detail = (
-            f"expected half of {len(differences)} log probabilities within {limits.typical:.2g},"
-            f" found a median difference of {median:.2g}"
+            f"expected half of {len(differences)} log probabilities within"
+            f" {limits.typical * spread:.2g}, found a median difference of {median * spread:.2g}"
         )
         yield Finding(check="answers", sample_id=each.name, detail=detail)
     far = torch.nonzero(~(gaps <= limits.worst)).flatten().tolist()

@@ -63,8 +63,10 @@ def test_idle_servers_end_but_not_before_as_long_as_their_start_took(cluster: Cl
     with lease(settings) as address:
         assert asked(address)["pid"] == first
     eventually(lambda: not cluster.jobs(), within=15, what="the idle server has ended")
-    with lease(settings) as address:
+    # as well as the capture, a server that answers is a job of Slurm
+    with lease(settings.model_copy(update={"kind": "generate"})) as address:
         assert asked(address)["pid"] != first
+        assert len(cluster.jobs()) == 1
 
 
 def test_a_server_that_cannot_start_is_told_with_its_last_lines_and_without_its_key(

@@ -363,6 +363,18 @@ def test_answers_are_refused_without_the_final_states_that_verify_them() -> None
         config.resolve(raw, origin="my.yaml")
 
 
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ({"sampling": {"temperature": 1e-7}}, "sampling.temperature: expected 0, or at least 0.01"),
+        ({"sampling": {"temperature": 0}, "samples": 3}, "samples: expected 1 at temperature 0"),
+    ],
+)
+def test_draws_that_cannot_differ_or_be_checked_are_refused(answers: dict, expected: str) -> None:
+    with pytest.raises(UserError, match=rf"my.yaml: data.sources.0..answers.{expected}"):
+        config.resolve(edited("data.sources.0.answers", answers), origin="my.yaml")
+
+
 def test_two_sources_of_one_name_are_refused() -> None:
     raw = minimal()
     raw["data"]["sources"] *= 2

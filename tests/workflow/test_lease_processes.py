@@ -205,10 +205,11 @@ def test_a_server_of_another_run_in_the_same_folder_is_named_and_not_shared(
 def test_a_server_of_the_other_kind_ends_before_this_one_starts(play: Playground) -> None:
     with lease(play.settings("--stubborn", "--helpers", "1", stop_seconds=1.0)) as captures:
         pass
-    with lease(play.settings("--delay", "0.1", kind="generate")) as answers:
-        assert answers.url != captures.url
+    answers = play.settings("--delay", "0.1", kind="generate", replicas=2)
+    with lease(answers) as one, lease(answers) as other:
+        assert len({one.url, other.url, captures.url}) == 3
         assert not find(play, "stub_server.py", "--stubborn")
-        assert len(play.starts()) == 2
+        assert len(play.starts()) == 3
 
 
 def test_a_server_with_other_settings_that_a_dead_run_has_left_is_replaced(

@@ -6,6 +6,7 @@ import fcntl
 import itertools
 import json
 import os
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -15,13 +16,15 @@ import numpy as np
 import pytest
 from answer_kit import StubServer, answer_all, asking, prompts_of, says, stub_server, user
 from fuzz import flip_in_column
-from token_kit import run_script, server_ids, template, tokenizer_folder
+from token_kit import real_template, run_script, server_ids, template, tokenizer_folder
 
 from draftstates.answers import client
-from draftstates.answers.chat import Reply
+from draftstates.answers.answer import answer_chunk
+from draftstates.answers.chat import Chat, Reply
 from draftstates.answers.client import AnswerClient, NoAnswer, read_reply
 from draftstates.answers.journal import Journal, remove_journals
-from draftstates.answers.prompts import SPARE
+from draftstates.answers.parser import Parser
+from draftstates.answers.prompts import SPARE, Prompt, write_prompts
 from draftstates.config import Sampling
 from draftstates.errors import UserError
 from draftstates.extract.progress import running
@@ -227,6 +230,70 @@ def test_a_call_stops_a_conversation_unless_the_data_hold_its_result(
     assert ("It is four." in text) == (requests == 2)
 
 
+def test_an_end_token_that_belongs_to_a_call_closes_it() -> None:
+    """gpt-oss ends a call by <|call|>, without which its parser takes the call for a broken one."""
+    from renderers.parsing import parse_gpt_oss
+
+    loaded = real_template("openai-gpt-oss-120b")
+    marks = ("return", "call", "start", "end", "channel", "message", "constrain")
+    named = {f"{mark}_id": loaded.encode(f"<|{mark}|>")[0].item() for mark in marks}
+
+    class Renderer:
+        def parse_response(self, ids: list[int], *, tools: Any, prompt_ids: Any) -> Any:
+            opened = loaded.encode("<|start|>assistant").tolist()
+            return parse_gpt_oss(loaded.tokenizer, [*opened, *ids], **named)
+
+    parser = Parser(loaded)
+    parser._renderer, parser.reads_calls = Renderer(), True
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    messages = with_a_call(2)["messages"]
+    messages[1] = {"role": "assistant", "content": "", "tool_calls": [call]}
+    kinds = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    add = {"name": "add", "description": "Add.", "parameters": kinds}
+    prompt = Prompt(messages, [1, 3], [{"type": "function", "function": add}], {})
+    chat = Chat(prompt, loaded, parser, asking().answers, max_tokens=4096)
+    said = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 2}<|call|>'
+    ids = loaded.encode(said).tolist()
+    row = chat.add(Reply(ids, [-0.5] * len(ids), "stop", 0))
+    assert json.loads(row["calls"]) == [{"name": "add", "arguments": {"a": 2}}]
+    assert row["stopped"] is None
+    assert chat.prompt_ids is not None
+
+
+def test_of_two_templates_the_one_of_the_row_says_what_ends_its_answer(tmp_path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tokenizer_folder("smollm2"), folder, ignore=lambda *_: ["model.safetensors"])
+    default = TURNS.replace("SAID", "m.content")
+    shown = "{{ m.content }}{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}"
+    of_tools = "{{ tools | tojson if tools }}" + TURNS.replace("{{ SAID }}", shown)
+    of_tools = of_tools.replace("<|im_end|>", "<|endoftext|>")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    named = {"default": default, "tool_use": of_tools}
+    config["chat_template"] = [{"name": name, "template": text} for name, text in named.items()]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    options = asking()
+    rows = [user("Hi"), {**user("What is 2+2?"), "tools": TOOLS}]
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prompts = tmp_path / "prompts.parquet"
+    (chunk,) = write_prompts(
+        source="chats", paths=[data], tokenizer_path=folder, options=options, output=prompts
+    ).chunks
+    with stub_server(lambda ids: says("Four." + END)) as server:
+        answer_chunk(
+            chunk.chunk_id,
+            prompts=prompts,
+            tokenizer_path=folder,
+            options=options,
+            url=server.url,
+            output=tmp_path / "key" / "answers.parquet",
+        )
+    ends = [request["sampling_params"]["stop_token_ids"] for request in server.requests]
+    both = sorted([*says(END), *says("<|endoftext|>")])
+    assert sorted(ends) == sorted([says(END), both])
+
+
 def test_several_samples_of_a_prompt(tmp_path) -> None:
     counts = iter(range(100))
     found, _ = answered(tmp_path, ROWS, lambda ids: says(f"{next(counts)}." + END), samples=3)
@@ -281,7 +348,12 @@ def test_a_changed_chunk_takes_the_answers_that_others_hold(tmp_path) -> None:
     prompts_of(tmp_path, ROWS, options)
     with answer() as server:
         answer_all(tmp_path, options, server.url)
+        # with a prompt less, no server is needed
+        prompts_of(tmp_path, ROWS[1:], options)
+        (figures,) = answer_all(tmp_path, options, None)
+        assert (figures["answers"], figures["sampled_tokens"]) == (2, 0)
         prompts_of(tmp_path, [*ROWS, user("New?")], options)
+        assert answer_all(tmp_path, options, None) == [None]
         answer_all(tmp_path, options, server.url)
     assert len(server.requests) == 4
     assert [len(each.samples) for each in results(tmp_path, options)] == [1] * 4
@@ -416,21 +488,21 @@ def test_a_request_is_given_up_that_nobody_answers(monkeypatch) -> None:
 
         silent = await asyncio.start_server(keep_silent, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
-        async with AnswerClient(url, api_key=None, sampling=Sampling(), stop_ids=[6]) as asking_:
-            await asking_._send(np.array([1]), 1)
+        async with AnswerClient(url, api_key=None, sampling=Sampling()) as asking_:
+            await asking_._send(np.array([1]), 1, [6])
 
     with pytest.raises(NoAnswer, match="TimeoutError"):
         asyncio.run(asyncio.wait_for(ask(), 10))
 
 
-def reply_text(**changes) -> str:
+def reply_text(output_ids: Any = (5, 6), **changes) -> bytes:
     meta = {
         "finish_reason": {"type": "stop"},
         "output_token_logprobs": [[-0.5, 5, None], [-0.25, 6, None]],
         "prompt_tokens": 3,
         "cached_tokens": 0,
     }
-    return json.dumps({"output_ids": [5, 6], "meta_info": {**meta, **changes}})
+    return json.dumps({"output_ids": output_ids, "meta_info": {**meta, **changes}}).encode()
 
 
 def test_a_right_reply_is_read() -> None:
@@ -449,11 +521,29 @@ def test_a_right_reply_is_read() -> None:
         {"output_token_logprobs": [[-0.5, 5, None], [float("nan"), 6, None]]},
         {"output_token_logprobs": [[-0.5, 5, None], [0.1, 6, None]]},
         {"prompt_tokens": 4},
+        {"prompt_tokens": 1e999},
+        {"cached_tokens": -1},
+        {"cached_tokens": 2**40},
+        # SGLang's word for a token that it could not sample, in whose place it put an end token
+        {"finish_reason": {"type": "stop", "matched": "NaN happened"}},
+        {"finish_reason": {"type": "stop", "matched": 5}},
+        {"finish_reason": ["stop"]},
+        {"output_ids": {"5": 6}},
+        {"output_ids": 6},
+        {"output_ids": [5, 6.0]},
+        {"output_ids": [-1, 6], "output_token_logprobs": [[-0.5, -1, None], [-0.25, 6, None]]},
+        {"output_ids": [2**31, 6], "output_token_logprobs": [[-0.5, 2**31, None], [-0.2, 6, None]]},
     ],
 )
 def test_a_wrong_reply_is_refused(changes: dict) -> None:
     with pytest.raises(NoAnswer, match="the server's answer: expected"):
         read_reply(reply_text(**changes), sent=3, room=8, stop_ids=[6])
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff{", b"[]", b"null", b"<html>"])
+def test_a_body_that_is_no_answer_is_refused(body: bytes) -> None:
+    with pytest.raises(NoAnswer, match="the server's answer: expected output_ids"):
+        read_reply(body, sent=3, room=8, stop_ids=[6])
 
 
 def test_an_answer_whose_last_possible_token_ends_it_is_not_cut() -> None:

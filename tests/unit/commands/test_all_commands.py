@@ -132,7 +132,8 @@ def test_what_a_program_reads_of_a_run(results: Path, read: Callable[..., Any]) 
     assert accounting["totals"]["tokens"] == status["tokens"]
     assert accounting["totals"]["skipped"] == accounting["sources"]["demo"]["skipped"]
     assert Path(accounting["manifest"]).exists()
-    assert read("prune", "--results", results) == {"shards": [], "unfinished": [], "removed": False}
+    nothing = {"shards": [], "unfinished": [], "answers": [], "removed": False}
+    assert read("prune", "--results", results) == nothing
 
 
 def test_samples_as_json(

@@ -56,7 +56,7 @@ def as_answered(
     """Return a captured shard whose supervised tokens were sampled, and what that server said.
 
     Args:
-        noise: by how much the server that answered computed otherwise.
+        noise: by how much the server that answered computed the logits otherwise.
     """
     captured = with_open_choices(capture(model, samples=6, **formats))
     head = head_of(model, captured.spec.final_norm)
@@ -72,7 +72,9 @@ def as_answered(
             else logits.argmax(-1, keepdim=True)
         )
         logprobs = scaled.log_softmax(-1).gather(1, chosen)[:, 0]
-        logprobs = logprobs + noise * torch.randn(len(places), generator=draw)
+        # a temperature below 1 enlarges it
+        spread = noise / (temperature or 1.0)
+        logprobs = logprobs + spread * torch.randn(len(places), generator=draw)
         tokens.append(ids.copy())
         tokens[-1][places] = chosen[:, 0].numpy()
         said.append(SampledTokens(logprobs=logprobs.numpy(), temperature=temperature))
@@ -114,7 +116,7 @@ def check(captured: Captured, said: Said, folder: Path, **others: Head) -> tuple
     return {finding.sample_id for finding in findings}, shares, tokens
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("temperature", [0.0, 0.05, 0.7, 2.0])
 @pytest.mark.parametrize(("compute", "stored"), FORMATS)
 @pytest.mark.parametrize("final_norm", ["post_norm", "pre_norm"])
 def test_true_answers_pass(
