@@ -213,6 +213,8 @@ def test_a_part_of_the_workflow_is_no_success_once_a_job_before_it_has_failed(
     script.write_bytes(whole)
     made = workspace.run(target)
     assert made.jobs(rule) >= made.jobs("plan") == 1
+    # the plan's record may still say that its tokens were gone, which is one plan more
+    workspace.run(target)
     assert workspace.run(target).nothing_to_be_done
 
 

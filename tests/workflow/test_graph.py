@@ -124,7 +124,7 @@ def test_shards_that_are_stored_in_a_compact_form_are_captured_once(workspace: W
     workspace.edit("scripts/store.py", "import argparse\n", "import argparse  # edited\n")
     again = workspace.run()
     assert again.jobs("compact") == again.jobs("server") == 0, "nothing that decides a number"
-    stored[1].touch()
+    stored[1].write_text("changed\n")
     again = workspace.run()
     assert (again.jobs("compact"), again.jobs("manifest")) == (0, 1), "it may have changed"
     assert workspace.run().nothing_to_be_done
