@@ -13,6 +13,7 @@ import dataclasses
 
 from draftstates.commands import add_json, add_results, print_json
 from draftstates.errors import UserError
+from draftstates.plan.words import of_bytes
 from draftstates.report.prune import remove, unfinished, unlisted
 
 EXAMPLE = "draftstates prune --results results --delete"
@@ -38,9 +39,9 @@ def main(arguments: argparse.Namespace) -> None:
         print_json({"shards": shards, "unfinished": unfinished_ones, "removed": removed})
         return
     for shard in found:
-        print(f"{shard.capture_folder}/{shard.shard_id}  {shard.bytes:,} bytes")
+        print(f"{shard.capture_folder}/{shard.shard_id}  {of_bytes(shard.bytes)}")
     for each in left:
-        print(f"{each.folder.relative_to(arguments.results)}  {each.bytes:,} bytes")
+        print(f"{each.folder.relative_to(arguments.results)}  {of_bytes(each.bytes)}")
     total = sum(each.bytes for each in (*found, *left))
     outcome = (
         "removed"
@@ -49,4 +50,4 @@ def main(arguments: argparse.Namespace) -> None:
         if found or left
         else "to remove"
     )
-    print(f"{len(found):,} shards and {len(left):,} unfinished ones, {total:,} bytes {outcome}")
+    print(f"{len(found):,} shards and {len(left):,} unfinished ones, {of_bytes(total)} {outcome}")

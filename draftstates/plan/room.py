@@ -65,8 +65,8 @@ def check_room(
     needed, total = sum(sizes) - present + work, sum(sizes) + work
     if budget is not None and total > budget:
         raise UserError(
-            f"max_bytes: the shards take {total:,} bytes ({len(sizes):,} shards), allowed are"
-            f" {budget:,}"
+            f"max_bytes: the shards take {of_bytes(total)} ({len(sizes):,} shards), allowed are"
+            f" {of_bytes(budget)}: allow {of_bytes(total - budget)} more"
         )
     return Room(needed=needed, present=present, free=check_free(capture_folder, needed))
 
@@ -147,8 +147,8 @@ def check_free(folder: Path, needed: int) -> int:
     free = shutil.disk_usage(existing_folder(folder)).free
     if needed > free:
         raise UserError(
-            f"{folder}: the shards that are missing take {needed:,} bytes, the disk has {free:,}"
-            " free: make room, or name another folder in `results`"
+            f"{folder}: the shards that are missing take {of_bytes(needed)}, the disk has"
+            f" {of_bytes(free)} free: make room for {of_bytes(needed - free)} more, or name another folder in `results`"
         )
     return free
 

@@ -94,7 +94,7 @@ def of_shares(found: Mapping[str, Any]) -> Chart:
             )
     chart = (
         alt.Chart(alt.Data(values=rows))
-        .mark_bar(size=22)
+        .mark_bar(size=22, stroke="@card")
         .encode(
             y=alt.Y("source:N", title=None, sort="-x").axis(labelLimit=150),
             x=alt.X("sum(tokens):Q", title="tokens").axis(format="~s", tickCount=5),

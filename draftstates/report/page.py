@@ -7,6 +7,7 @@ script reads as JSON and shows as text.
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,9 +96,22 @@ _NOT_CAPTURED: dict[str, Any] = {"norms": {"rows": 0}}
 
 
 def as_json(content: Any) -> Markup:
-    """Return JSON that may stand in a script element: it ends no element and begins no comment."""
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    """Return JSON that may stand in a script element: it ends no element and begins no comment.
+
+    A number that is not finite, which JSON does not have, becomes null: a chart leaves it out.
+    """
+    text = json.dumps(
+        _finite(content), ensure_ascii=False, separators=(",", ":"), allow_nan=False
+    )
     return _trusted(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return {name: _finite(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def _trusted(text: str) -> Markup:
@@ -282,7 +296,7 @@ def _captured(numbers: Numbers) -> dict[str, Any]:
         "rates_note": (
             "As the servers' logs tell it; the dashed lines are starts and passed self-tests."
             if by_log
-            else "The servers' logs are not here: each shard's mean rate over its own time."
+            else "The servers' logs are not here, or are of another time: each shard's mean rate over its own time."
         ),
         "parity_note": (
             f"Distance of the self-test's rows from a plain Hugging Face forward pass:"

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from draftstates.extract.progress import Running, running
 from draftstates.paths import Results
+from draftstates.plan.words import of_bytes, of_seconds
 from draftstates.records import Plan
 
 # Longer than a sample takes. After it a running extraction is shown as silent.
@@ -148,15 +149,8 @@ def _totals(status: Status, before: Status | None) -> Table:
     table = Table(title=status.capture_folder, show_header=False)
     table.add_row("shards", f"{shards}, of {status.planned:,}")
     table.add_row("tokens", f"{status.done_tokens:,} of {status.tokens:,}, {rate:,.0f} a second")
-    table.add_row(
-        "time left",
-        (
-            "-"
-            if left is None
-            else f"{int(left) // 3600}:{int(left) // 60 % 60:02}:{int(left) % 60:02}"
-        ),
-    )
-    table.add_row("disk left", f"{status.disk_free / 2**30:,.1f} GiB")
+    table.add_row("time left", "-" if left is None else of_seconds(left))
+    table.add_row("disk left", of_bytes(status.disk_free))
     return table
 
 

@@ -181,11 +181,11 @@ def _with_events(chart: alt.Chart, times: Mapping[str, Any]) -> alt.LayerChart |
 
 
 def _time(field: str, times: Mapping[str, Any]) -> alt.X:
-    """Return the axis of time that all charts of a run share."""
+    """Return the axis of time that all charts of a run share; the page names the time zone."""
     first = min(job["start"] for job in times["jobs"])
     last = max(job["end"] for job in times["jobs"])
     domain = [_ms(first), _ms(max(last, first + 1))]
-    return alt.X(field, title=None, scale=alt.Scale(domain=domain, nice=False)).axis(
+    return alt.X(field, title="@time", scale=alt.Scale(domain=domain, nice=False)).axis(
         grid=False, tickCount=6, labelFlush=True
     )
 
