@@ -148,7 +148,8 @@ def check_free(folder: Path, needed: int) -> int:
     if needed > free:
         raise UserError(
             f"{folder}: the shards that are missing take {of_bytes(needed)}, the disk has"
-            f" {of_bytes(free)} free: make room for {of_bytes(needed - free)} more, or name another folder in `results`"
+            f" {of_bytes(free)} free: make room for {of_bytes(needed - free)} more, or name"
+            " another folder in `results`"
         )
     return free
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from draftstates.errors import counted
 from draftstates.extract.progress import running
 from draftstates.paths import BUILDING
 from draftstates.plan.words import of_count, of_seconds
@@ -38,7 +39,7 @@ class Answering:
         if self.rate > 0:
             left = of_seconds((self.total - self.done) / self.rate)
             parts.append(f"{self.rate:,.2g} prompts/s, {left} left")
-        parts.append(f"on {len(self.servers)} server{'s' * (len(self.servers) != 1)}")
+        parts.append(f"on {counted(len(self.servers), 'server')}")
         return "; ".join(parts)
 
 

@@ -17,6 +17,7 @@ import vl_convert
 from altair import VEGALITE_VERSION
 from markupsafe import Markup
 
+from draftstates.errors import visible
 from draftstates.paths import Capture
 from draftstates.plan.words import of_bytes, of_count, of_seconds, of_share
 from draftstates.records import Plan
@@ -31,7 +32,6 @@ from draftstates.report.facts import (
     worst_of,
 )
 from draftstates.report.flow import flow
-from draftstates.report.shown import visible
 
 _ASSETS = Path(__file__).with_name("assets")
 _MOST_SHARDS = 1000
@@ -100,9 +100,7 @@ def as_json(content: Any) -> Markup:
 
     A number that is not finite, which JSON does not have, becomes null: a chart leaves it out.
     """
-    text = json.dumps(
-        _finite(content), ensure_ascii=False, separators=(",", ":"), allow_nan=False
-    )
+    text = json.dumps(_finite(content), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return _trusted(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
@@ -296,7 +294,8 @@ def _captured(numbers: Numbers) -> dict[str, Any]:
         "rates_note": (
             "As the servers' logs tell it; the dashed lines are starts and passed self-tests."
             if by_log
-            else "The servers' logs are not here, or are of another time: each shard's mean rate over its own time."
+            else "The servers' logs are not here, or are of another time: each shard's mean rate over"
+            " its own time."
         ),
         "parity_note": (
             f"Distance of the self-test's rows from a plain Hugging Face forward pass:"

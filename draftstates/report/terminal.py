@@ -1,7 +1,7 @@
 """What a terminal shows of a run: one line that says how it gets on, and few of single jobs.
 
-The line is rewritten in place. In a file, which nobody can rewrite, it is a line a minute. The lines
-of thousands of jobs are in Snakemake's log alone. How a run gets on is read from its files.
+The line is rewritten in place. In a file, where that is not possible, it is a line a minute. The
+lines of thousands of jobs are in Snakemake's log alone. How a run gets on is read from its files.
 """
 
 import atexit
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftstates.errors import UserError
+from draftstates.errors import UserError, counted
 from draftstates.extract.progress import running
 from draftstates.files import read_json
 from draftstates.paths import BUILDING, Results
@@ -61,7 +61,7 @@ class JobsInWork(logging.Handler):
 
     def line(self, now: float) -> str:
         """Return the jobs in work, by rule, and since when; an empty text if there are none."""
-        begun = sorted(list(self._begun.values()), key=lambda job: job[1])
+        begun = sorted(self._begun.copy().values(), key=lambda job: job[1])
         counts, since = Counter(rule for rule, _ in begun), dict(reversed(begun))
         return "; ".join(
             f"{rule}: {count:,} in work for {of_seconds(max(0.0, now - since[rule]))},"
@@ -166,11 +166,10 @@ def capture_line(status: Status, first: Status) -> str:
     if rate > 0:
         left = max(0, status.tokens - status.done_tokens) / rate
         parts.append(f"{rate:,.0f} tokens/s, {of_seconds(left)} left")
-    servers = len({each.server for each in status.running})
-    on = "1 server" if servers == 1 else f"{servers} servers"
+    servers = counted(len({each.server for each in status.running}), "server")
     parts.append(
         f"{status.captured:,} of {status.planned:,} shards captured, {status.verified:,}"
-        f" verified, {len(status.running):,} in work on {on}, {len(status.failed):,} failed"
+        f" verified, {len(status.running):,} in work on {servers}, {len(status.failed):,} failed"
     )
     return "; ".join(parts)
 

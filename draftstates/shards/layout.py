@@ -262,7 +262,9 @@ def _write_layout(path: Path, header: bytes, size: int) -> None:
         except OSError as error:
             path.unlink()
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise UserError(f"{path}: no room for {of_bytes(size)}: {error.strerror}") from error
+                raise UserError(
+                    f"{path}: no room for {of_bytes(size)}: {error.strerror}"
+                ) from error
             raise
 
 

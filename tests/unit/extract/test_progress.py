@@ -86,6 +86,16 @@ def test_the_tables_have_the_rate_of_each_server_and_the_time_left(results: Path
     assert "1 sample could not be captured" in text
 
 
+def test_an_error_on_the_terminal_is_text_alone(results: Path) -> None:
+    """Neither an escape nor what rich takes for its markup does anything."""
+    log = next(results.rglob("*.log"))
+    log.write_text("error: row 3: expected a role, found '\x1b[2J' [/bold] [red]x\n")
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(view(look(results)))
+    text = console.export_text()
+    assert "found '⟨U+001B⟩[2J' [/bold] [red]x" in text
+
+
 def test_an_extraction_without_news_is_shown_as_silent(results: Path) -> None:
     folder = results / "m-12345678" / "shards" / ".building" / f"{THREE}-1"
     entry = Running(shard_id=THREE, done=50, total=100, started=0, updated=10, server="http://a:1")

@@ -53,7 +53,9 @@ def test_the_shards_in_work_need_room_too(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=work + 6))
     room = check_room(NAMES, [1, 2, 3], budget=work + 6, **asked)
     assert (room.needed, room.present) == (work + 6, 0)
-    with pytest.raises(UserError, match="max_bytes: the shards take 196 B .3 shards., allowed are 195 B: allow 1 B"):
+    with pytest.raises(
+        UserError, match="max_bytes: the shards take 196 B .3 shards., allowed are 195 B: allow 1 B"
+    ):
         check_room(NAMES, [1, 2, 3], budget=work + 5, **asked)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=work + 5))
     with pytest.raises(UserError, match="take 196 B, the disk has 195 B free: make room for 1 B"):

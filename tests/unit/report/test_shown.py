@@ -7,8 +7,9 @@ import pytest
 from results_tree import HOSTILE, WordTokenizer, make_results
 from token_kit import chat, template, tokenise
 
+from draftstates.errors import visible
 from draftstates.paths import Results
-from draftstates.report.shown import choose, pieces, shown_samples, turns, visible
+from draftstates.report.shown import choose, pieces, shown_samples, turns
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import os
 import termios
 import threading
 import time
-import tty
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +18,14 @@ from synthetic import plan_with, planned_shard
 from draftstates.extract.progress import Running
 from draftstates.report import terminal
 from draftstates.report.status import look
-from draftstates.report.terminal import JobsInWork, Live, Watch, capture_line, quieten, say_each_minute
+from draftstates.report.terminal import (
+    JobsInWork,
+    Live,
+    Watch,
+    capture_line,
+    quieten,
+    say_each_minute,
+)
 from draftstates.server.folder import RunFolder
 
 SHARDS = [digit * 32 for digit in "abcd"]
@@ -143,21 +149,39 @@ def test_jobs_that_write_no_progress_are_told_of_by_their_rule(tmp_path: Path) -
     assert watch.line(256) == jobs.line(256)
 
 
+class Screen(io.StringIO):
+    """What a terminal of 40 columns gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ends = os.openpty()
+        termios.tcsetwinsize(self._ends[1], (24, 40))
+
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._ends[1]
+
+    def seen(self) -> str:
+        """Return what was written since the last time."""
+        text = self.getvalue()
+        self.seek(0)
+        self.truncate()
+        return text
+
+
 @pytest.fixture
 def screen(monkeypatch: pytest.MonkeyPatch):
-    """Return a stream to a terminal of 40 columns, and a function that returns what it got."""
-    ours, theirs = os.openpty()
-    tty.setraw(theirs)
-    termios.tcsetwinsize(theirs, (24, 40))
     monkeypatch.setenv("TERM", "xterm")
-    with open(theirs, "w") as stream:
-        yield stream, lambda: os.read(ours, 10_000).decode()
-    os.close(ours)
+    screen = Screen()
+    yield screen
+    for end in screen._ends:
+        os.close(end)
 
 
-def test_the_line_of_a_terminal_is_rewritten_and_all_else_goes_above_it(screen) -> None:
-    stream, seen = screen
-    live = Live(stream)
+def test_the_line_of_a_terminal_is_rewritten_and_all_else_goes_above_it(screen: Screen) -> None:
+    live, seen = Live(screen), screen.seen
     live.show("capture: 20 of 400")
     live.show("capture: 40 of 400")
     assert seen() == "capture: 20 of 400\r\x1b[Jcapture: 40 of 400"
@@ -174,22 +198,20 @@ def test_the_line_of_a_terminal_is_rewritten_and_all_else_goes_above_it(screen) 
     assert seen() == "\r\x1b[Jthe accounting\n"
 
 
-def test_a_terminal_that_is_closed_ends_its_line_alone(screen) -> None:
-    stream, _ = screen
-    live = Live(stream)
+def test_a_terminal_that_is_closed_ends_its_line_alone(screen: Screen) -> None:
+    live = Live(screen)
     live.show("capture: 20 of 400")
-    stream.close()
+    screen.close()
     live.show("capture: 40 of 400")
     live.end()
 
 
 def test_a_terminal_shows_the_present_line_and_the_log_gets_one_a_minute(
-    screen, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    screen: Screen, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(terminal, "_LOOK_SECONDS", 0.02)
-    stream, seen = screen
     logger, file = logging.Logger("run"), logging.FileHandler(tmp_path / "log")
-    logger.addHandler(logging.StreamHandler(stream))
+    logger.addHandler(logging.StreamHandler(screen))
     logger.addHandler(file)
     live = quieten(logger.handlers)
     assert len(live) == 1 and quieten([logging.StreamHandler(io.StringIO())]) == []
@@ -197,7 +219,7 @@ def test_a_terminal_shows_the_present_line_and_the_log_gets_one_a_minute(
     watch = Watch(results, RunFolder(results / ".server/run-1"), JobsInWork())
     say_each_minute(watch, logger, live)
     wait_until(lambda: (tmp_path / "log").read_text().startswith("capture: 20 of 400"))
-    text = seen()
+    text = screen.seen()
     assert text.startswith("capture: 20 of 400") and "\n" not in text, text
     live[0].end()
     file.close()

@@ -101,9 +101,7 @@ def test_a_log_of_no_job_of_the_run_is_not_drawn(plan: Plan, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf", "-3", "-"])
-def test_a_benchmark_without_a_time_is_left_out(
-    plan: Plan, tmp_path: Path, seconds: str
-) -> None:
+def test_a_benchmark_without_a_time_is_left_out(plan: Plan, tmp_path: Path, seconds: str) -> None:
     results = Results(tmp_path)
     path = results.benchmark(plan.capture_folder, "extract", plan.shards[0].shard_id)
     path.write_text(f"s\th:m:s\n{seconds}\t0:00:18\n")
