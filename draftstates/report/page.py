@@ -294,7 +294,7 @@ def _captured(numbers: Numbers) -> dict[str, Any]:
         "rates_note": (
             "As the servers' logs tell it; the dashed lines are starts and passed self-tests."
             if by_log
-            else "The servers' logs are not here, or are of another time: each shard's mean rate over"
+            else "The servers' logs are missing or of another time: each shard's mean rate over"
             " its own time."
         ),
         "parity_note": (
