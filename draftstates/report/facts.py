@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from draftstates.plan.words import of_share
 from draftstates.records import Plan
 from draftstates.verify.alignment import Rounding
 from draftstates.verify.prefixes import Limits
@@ -43,7 +44,10 @@ def answers_of(sources: Mapping[str, Any]) -> list[dict[str, Any]]:
                     "source": name,
                     **said,
                     "skipped": ", ".join(skipped) or "none",
-                    "truncated": said["finish"].get("length", 0) / max(said["answers"], 1),
+                    "ends": ", ".join(
+                        f"{reason} {count:,} ({of_share(count / max(said['answers'], 1))})"
+                        for reason, count in said["finish"].items()
+                    ),
                     "rate": said["sampled_tokens"] / seconds if seconds else None,
                     "cached": said["cached_tokens"] / max(said["prompt_tokens"], 1),
                 }

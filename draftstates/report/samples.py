@@ -13,7 +13,7 @@ from draftstates.tokens.files import open_tokens
 
 _SUPERVISED, _CONTEXT, _RESET = "\x1b[30;42m", "\x1b[90m", "\x1b[0m"
 _STYLE = (
-    "<style>.sample{white-space:pre-wrap;font:14px/1.5 monospace;color:#777;border:1px solid"
+    "<style>.sample{white-space:pre-wrap;font:14px/1.5 monospace;color:#666;border:1px solid"
     " #ccc;padding:1em;margin:1em 0}.sample"
     " b{font-weight:normal;color:#000;background:#bfe8bf}.sample"
     " i{font-style:normal;color:#b8b8b8}</style>"

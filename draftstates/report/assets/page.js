@@ -232,6 +232,13 @@ function watchSamples() {
       list();
     });
   }
+  for (const link of document.querySelectorAll("a[data-sample]")) {
+    link.addEventListener("click", () => {
+      search.value = link.dataset.sample;
+      Object.assign(state, { query: search.value, page: 0, open: search.value });
+      list();
+    });
+  }
   list();
 }
 
