@@ -35,6 +35,8 @@ from draftstates.report.flow import flow
 
 _ASSETS = Path(__file__).with_name("assets")
 _MOST_SHARDS = 1000
+# of a table of sources and reasons
+_MOST_ROWS = 500
 _KEPT_SUMMARY = ("format", "format_version", "files", "trainer", "path")
 
 
@@ -236,6 +238,7 @@ def _data(numbers: Numbers) -> dict[str, Any]:
         name: {"kept": source["kept"], **source["skipped"], **source["failed"]}
         for name, source in sources.items()
     }
+    skipped, lost = skipped_of(sources), lost_of(sources)
     total = plan.accounting.totals.samples
     shown = len(numbers.samples)
     named = sum(bool(sample["why"]) for sample in numbers.samples)
@@ -248,8 +251,10 @@ def _data(numbers: Numbers) -> dict[str, Any]:
             "step": prefixes["step"],
         },
         "flow": _trusted(flow({visible(name): account for name, account in accounts.items()})),
-        "skipped": skipped_of(sources),
-        "lost": lost_of(sources),
+        "skipped": skipped[:_MOST_ROWS],
+        "more_skipped": max(0, len(skipped) - _MOST_ROWS),
+        "lost": lost[:_MOST_ROWS],
+        "more_lost": max(0, len(lost) - _MOST_ROWS),
         "answers": answers_of(sources),
         "selection": (
             f"All {of_count(total)} samples."

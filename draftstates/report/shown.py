@@ -75,7 +75,7 @@ def shown_samples(
     why: Mapping[str, tuple[str, bool]],
     most_bytes: int = _MOST_BYTES,
 ) -> list[dict[str, Any]]:
-    """Return samples as the page holds them, as many as fit into `most_bytes`.
+    """Return samples as the page holds them, as many as fit into `most_bytes` of the page.
 
     Args:
         chosen: as `choose` returns them.
@@ -109,7 +109,10 @@ def shown_samples(
                 for turn in turns(tokenizer, ids[first:end], mask[first:end])
             ],
         }
-        size += len(json.dumps(entry, ensure_ascii=False).encode(errors="surrogatepass"))
+        text = json.dumps(entry, ensure_ascii=False)
+        size += len(text.encode(errors="surrogatepass"))
+        # each of these takes six bytes in the page
+        size += 5 * sum(map(text.count, "<>&"))
         if size > most_bytes and found:
             break
         found.append(entry)

@@ -20,7 +20,9 @@ from draftstates.records import Plan
 STAGES = ("tokenise", "plan", "server", "extract", "verify", "compact", "manifest", "export")
 # with compact storage, one job captures a shard, verifies and rewrites it
 _CAPTURING = ("extract", "compact")
-_BINS = 120
+_BINS, _LEAST_BINS = 120, 12
+# ranges of all servers together
+_MOST_RATES = 2400
 # longest time that a batch's tokens are spread over, when no other batch follows
 _BATCH_SECONDS = 60.0
 _PREFILL = re.compile(
@@ -169,7 +171,8 @@ def _over_time(work: Sequence[dict[str, Any]], *, of: str = "tokens") -> list[di
     if not work:
         return []
     first, last = min(each["start"] for each in work), max(each["end"] for each in work)
-    width = max(1.0, (last - first) / _BINS)
+    servers = sorted({each["server"] for each in work})
+    width = max(1.0, (last - first) / max(_LEAST_BINS, min(_BINS, _MOST_RATES // len(servers))))
     bins = int((last - first) / width) + 1
     counts: dict[tuple[str, int], float] = defaultdict(float)
     queues: dict[tuple[str, int], int | None] = {}
@@ -191,7 +194,7 @@ def _over_time(work: Sequence[dict[str, Any]], *, of: str = "tokens") -> list[di
             "per_second": round(counts[server, number] / width, 1),
             "queue": queues.get((server, number), None if work[0]["queue"] is None else 0),
         }
-        for server in sorted({each["server"] for each in work})
+        for server in servers
         for number in range(bins)
     ]
 

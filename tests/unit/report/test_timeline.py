@@ -1,6 +1,7 @@
 """Times of a run: from benchmark files and logs, of the last run alone."""
 
 import os
+import shutil
 import time
 from functools import partial
 from pathlib import Path
@@ -106,6 +107,16 @@ def test_a_benchmark_without_a_time_is_left_out(plan: Plan, tmp_path: Path, seco
     path = results.benchmark(plan.capture_folder, "extract", plan.shards[0].shard_id)
     path.write_text(f"s\th:m:s\n{seconds}\t0:00:18\n")
     assert timeline(results, plan)["stages"]["extract"] == {"jobs": 1, "seconds": 18.0}
+
+
+def test_the_rates_of_many_servers_are_few(plan: Plan, tmp_path: Path) -> None:
+    log = Results(tmp_path).server_log
+    for number in range(300):
+        shutil.copy2(log, log.with_name(f"server.{number}.log"))
+    rates = timeline(Results(tmp_path), plan)["rates"]
+    assert len({row["server"] for row in rates}) == 301 and len(rates) < 301 * 14
+    tokens = sum(row["per_second"] * (row["end"] - row["start"]) for row in rates)
+    assert tokens == pytest.approx(301 * sum(40 + at for at in range(0, 40, 4)), rel=0.05)
 
 
 def test_without_logs_each_shard_has_its_mean_rate(plan: Plan, tmp_path: Path) -> None:
