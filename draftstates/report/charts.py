@@ -156,7 +156,7 @@ def of_coverage(found: Mapping[str, Any], draft_size: int | None) -> Chart:
         alt.Chart(alt.Data(values=rows))
         .mark_line(point={"size": 14, "filled": True}, interpolate="monotone")
         .encode(
-            x=x.axis(labelExpr=COUNT, tickCount=6, grid=False),
+            x=x.axis(format="~s", tickCount=6, grid=False),
             y=alt.Y("share:Q", title="supervised tokens covered").axis(format="%", tickCount=5),
             tooltip=[
                 alt.Tooltip("size:Q", format=",", title="most frequent tokens"),
