@@ -105,10 +105,10 @@ def begin_run():
             " writable and make room in it, or name another one in `results`"
         ) from None
     if not wants_all_output():
-        LIVE.extend(quieten(logger.handlers))
+        rewrite = workflow.local_exec and not workflow.output_settings.quiet
+        LIVE.extend(quieten(logger.handlers, rewrite=rewrite))
         logger.info("all output of the jobs: --printshellcmds, or the log below .snakemake/log")
-    quiet = workflow.output_settings.quiet
-    say_each_minute(Watch(RESULTS.root, servers, JOBS), logger, [] if quiet else LIVE)
+    say_each_minute(Watch(RESULTS.root, servers, JOBS), logger, LIVE)
 
 
 def wants_all_output():

@@ -274,8 +274,12 @@ class Quiet(logging.Filter):
         return not message.startswith(_NOISE)
 
 
-def quieten(handlers: Iterable[logging.Handler]) -> list[Live]:
+def quieten(handlers: Iterable[logging.Handler], *, rewrite: bool) -> list[Live]:
     """Filter what terminals among a logger's handlers show; files get all lines as before.
+
+    Args:
+        handlers: of the logger.
+        rewrite: whether a terminal's last line may be rewritten.
 
     Returns:
         the terminals on which a line can be rewritten.
@@ -286,7 +290,7 @@ def quieten(handlers: Iterable[logging.Handler]) -> list[Live]:
             handler, logging.FileHandler
         ):
             continue
-        if handler.stream.isatty() and os.environ.get("TERM") != "dumb":
+        if rewrite and handler.stream.isatty() and os.environ.get("TERM") != "dumb":
             live = Live(handler.stream)
             handler.setStream(live)
             found.append(live)
