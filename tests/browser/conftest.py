@@ -27,9 +27,6 @@ class Shown:
     outside: list[str]
 
 
-Show = Callable[..., Shown]
-
-
 # Only for a module: while it runs, other tests in this process could not run an event loop.
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
@@ -44,7 +41,7 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def show(browser: Browser) -> Iterator[Show]:
+def show(browser: Browser) -> Iterator[Callable[..., Shown]]:
     """Return a function that opens a page.
 
     Its arguments are the page's file, the window's width, and further options of a context of

@@ -4,12 +4,12 @@ import copy
 import dataclasses
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Show
 from playwright.sync_api import Page
 from results_tree import HOSTILE, WordTokenizer, make_results
 
@@ -18,6 +18,7 @@ from draftstates.plan.words import of_share
 from draftstates.report.gather import gather
 from draftstates.report.page import Numbers, page
 
+Show = Callable[..., Any]
 MILLION = 1_000_000
 MOST_BYTES = 5_000_000
 LOOK = """() => ({
