@@ -27,6 +27,7 @@ LEGEND = alt.Legend(title=None, orient="top", symbolOpacity=1, columns=4)
 # `2k` and `0`, where d3 writes `0k` too; `20 MB` and `0 B`
 COUNT = "format(datum.value, '~s')"
 BYTES = f"replace({COUNT}, regexp('([kMGTP]?)$'), ' $1B')"
+_POWERS = [10.0**power for power in range(-9, 10)]
 # position 0 is at 1/2 on the axis of doublings
 _PLACE = "datum.value < 1 ? '0' : format(datum.value, ',')"
 
@@ -224,7 +225,7 @@ def of_parity(layers: Sequence[Mapping[str, Any]]) -> Chart:
         ),
         y=alt.Y(
             "distance:Q", title="distance over the row's norm", scale=alt.Scale(type="log")
-        ).axis(format="~e", tickCount=5),
+        ).axis(format="~e", values=_POWERS),
         color=alt.Color("what:N", scale=kinds, legend=LEGEND),
         tooltip=["layer:N", "what:N", alt.Tooltip("distance:Q", format=".3g")],
     )
@@ -252,9 +253,7 @@ def of_norms(rows: Sequence[Mapping[str, Any]]) -> Chart:
         color=alt.Color("layer:N", sort=layers, legend=LEGEND),
     )
     scale = alt.Scale(type="log", nice=True)
-    y = alt.Y("median:Q", title="norm of a row", scale=scale).axis(
-        labelExpr=COUNT, values=[10.0**power for power in range(-6, 10)]
-    )
+    y = alt.Y("median:Q", title="norm of a row", scale=scale).axis(labelExpr=COUNT, values=_POWERS)
     band = base.mark_area(opacity=0.18).encode(
         y=alt.Y("low:Q", title="norm of a row", scale=scale), y2="high:Q"
     )

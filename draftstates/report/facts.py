@@ -117,7 +117,7 @@ def worst_of(plan: Plan, trust: Mapping[str, Any]) -> list[dict[str, Any]]:
 def named_samples(plan: Plan, trust: Mapping[str, Any]) -> dict[str, tuple[str, bool]]:
     """Return why a check names a sample, and whether it refuses it, by sample id."""
     named = {
-        row["sample_id"]: (f"{row['check']}: {row['share']:.1%} of its limit", False)
+        row["sample_id"]: (f"{row['check']}: {of_share(row['share'])} of its limit", False)
         for row in worst_of(plan, trust)
         if row["sample_id"]
     }

@@ -17,7 +17,7 @@ import vl_convert
 from altair import VEGALITE_VERSION
 from markupsafe import Markup
 
-from draftstates.errors import visible
+from draftstates.errors import counted, visible
 from draftstates.paths import Capture
 from draftstates.plan.words import of_bytes, of_count, of_seconds, of_share
 from draftstates.records import Plan
@@ -207,7 +207,7 @@ def _head(numbers: Numbers) -> dict[str, Any]:
         "figures": [
             kept,
             tokens,
-            {"value": of_bytes(size), "text": f"in {passed:,} shards"},
+            {"value": of_bytes(size), "text": f"in {counted(passed, 'shard')}"},
             {
                 "value": of_seconds(spent) if jobs else "unknown",
                 "text": "from the server's start to the last check"

@@ -140,7 +140,7 @@ def of_jobs(times: Mapping[str, Any]) -> Chart:
         .encode(
             x=_time("start:T", times),
             x2="end:T",
-            y=alt.Y("stage:N", title=None, sort=_STAGES).axis(**_LEFT),
+            y=alt.Y("stage:N", title="stage", sort=_STAGES).axis(**_LEFT),
             color=alt.Color("stage:N", legend=None, sort=_STAGES),
             tooltip=[
                 alt.Tooltip("stage:N"),
@@ -179,7 +179,12 @@ def of_stages(times: Mapping[str, Any]) -> Chart:
 
 
 def _with_events(chart: alt.Chart, times: Mapping[str, Any]) -> alt.LayerChart | alt.Chart:
-    events = [{"at": _ms(event["at"]), "what": event["what"]} for event in times["events"]]
+    first, last = _span(times)
+    events = [
+        {"at": _ms(event["at"]), "what": event["what"]}
+        for event in times["events"]
+        if first <= event["at"] <= last
+    ]
     if not events:
         return chart
     base = alt.Chart(alt.Data(values=events[:MOST_TICKS])).encode(x="at:T")
@@ -194,12 +199,17 @@ def _with_events(chart: alt.Chart, times: Mapping[str, Any]) -> alt.LayerChart |
 
 def _time(field: str, times: Mapping[str, Any]) -> alt.X:
     """Return the axis of time that all charts of a run share; the page names the time zone."""
-    first = min(job["start"] for job in times["jobs"])
-    last = max(job["end"] for job in times["jobs"])
+    first, last = _span(times)
     domain = [_ms(first), _ms(max(last, first + 1))]
     return alt.X(field, title="@time", scale=alt.Scale(domain=domain, nice=False)).axis(
         grid=False, tickCount=6, labelFlush=True, format=_clock(last - first)
     )
+
+
+def _span(times: Mapping[str, Any]) -> tuple[float, float]:
+    """Return when the first job began and the last one ended."""
+    jobs = times["jobs"]
+    return min(job["start"] for job in jobs), max(job["end"] for job in jobs)
 
 
 def _clock(seconds: float) -> str:

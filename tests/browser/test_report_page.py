@@ -28,7 +28,8 @@ LOOK = """() => ({
   ])),
   failed: document.querySelectorAll(".failed").length,
   hacked: window.hacked === true,
-  unnamed: [...document.querySelectorAll(".chart svg")].filter((drawn) => !drawn.closest("[aria-label]")).length,
+  unnamed: [...document.querySelectorAll(".chart svg")]
+    .filter((drawn) => !drawn.closest("[aria-label]")).length,
   wide: document.documentElement.scrollWidth - window.innerWidth,
 })"""
 DATA = {"lengths", "supervised", "shares", "turns", "coverage"}

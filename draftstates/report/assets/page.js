@@ -34,7 +34,7 @@ function configuration(theme) {
     axis: {
       labelColor: theme.quiet, titleColor: theme.quiet, gridColor: theme.line,
       domainColor: theme.line, tickColor: theme.line, titleFontWeight: "normal",
-      labelFontSize: 11.5, titleFontSize: 12, titlePadding: 8, labelPadding: 5,
+      labelFontSize: 11.5, titleFontSize: 12, titlePadding: 8, labelPadding: 5, labelSeparation: 8,
     },
     axisY: { minExtent: 50 },
     legend: { labelColor: theme.ink, titleColor: theme.quiet, labelFontSize: 12, labelLimit: 260 },
