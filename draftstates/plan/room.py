@@ -181,6 +181,6 @@ def forecast(plan: Plan, tokens_per_second: float | None) -> str:
         f" {of_bytes(plan.disk_free)} free"
     )
     estimate = hours(plan, tokens_per_second)
-    if estimate is None:
+    if not estimate:
         return f"{size}; {room}"
     return f"{size}; {room}; about {of_seconds(estimate * 3600)} at {tokens_per_second:,g} tokens/s"
