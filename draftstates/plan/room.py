@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from draftstates.errors import UserError
+from draftstates.errors import UserError, counted
 from draftstates.paths import Capture
 from draftstates.plan.words import of_bytes, of_seconds
 from draftstates.records import Plan, PlannedShard
@@ -175,7 +175,7 @@ def hours(plan: Plan, tokens_per_second: float | None) -> float | None:
 
 def forecast(plan: Plan, tokens_per_second: float | None) -> str:
     """Return the size, the room and the hours of a plan as one line."""
-    size = f"{plan.accounting.totals.tokens:,} tokens in {len(plan.shards):,} shards"
+    size = f"{plan.accounting.totals.tokens:,} tokens in {counted(len(plan.shards), 'shard')}"
     room = (
         f"{of_bytes(plan.bytes_needed)} to write, {of_bytes(plan.bytes_present)} written,"
         f" {of_bytes(plan.disk_free)} free"

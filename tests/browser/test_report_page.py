@@ -67,9 +67,9 @@ def test_every_chart_is_drawn(
     assert charts == DATA | CAPTURE
     colour = seen.evaluate("getComputedStyle(document.querySelector('.chart svg text')).fill")
     assert colour == {"light": "rgb(93, 104, 120)", "dark": "rgb(152, 163, 179)"}[scheme]
-    summary = seen.locator(".chart + details").first
-    summary.click()
-    assert summary.locator("table tr").count() > 2
+    numbers_of_it = seen.locator(".chart + details").first
+    numbers_of_it.locator("summary").click()
+    numbers_of_it.locator("table tr").nth(2).wait_for()
 
 
 def ids(seen: Page) -> list[str]:
