@@ -236,14 +236,14 @@ def say_each_minute(watch: Watch, logger: logging.Logger, live: Sequence[Live] =
         pause = _LOOK_SECONDS
         while True:
             time.sleep(pause)
-            begun = time.monotonic()
             if line := watch.line(time.time()):
                 logger.info(line, extra={PROGRESS: True})
             if live:
+                begun = time.monotonic()
                 present = watch.present(time.time())
                 for terminal in live:
                     terminal.show(present)
-            pause = max(_LOOK_SECONDS, _PAUSE_PER_LOOK * (time.monotonic() - begun))
+                pause = max(_LOOK_SECONDS, _PAUSE_PER_LOOK * (time.monotonic() - begun))
 
     threading.Thread(target=look_on, name="draftstates-progress", daemon=True).start()
 
