@@ -5,6 +5,7 @@ import os
 import shlex
 import signal
 import sys
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -13,6 +14,10 @@ from types import FrameType
 LASTING_STATUS = 2
 # the last line of an error that a second attempt would meet again: no step is retried after it
 NO_SECOND_ATTEMPT = "no second attempt is made in this run: it would end in the same way"
+# controls, formats, lone surrogates, separators of lines and paragraphs
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+# the last two join letters and emoji
+_SHOWN_AS_THEY_ARE = "\n\t\u200c\u200d"
 
 
 _complete = False
@@ -56,6 +61,19 @@ def capture_again(path: Path) -> str:
     return make_again("to capture the shard again", path)
 
 
+def visible(text: str) -> str:
+    """Return a text with a name in place of each character that would change how it is shown.
+
+    Such characters are controls, which a terminal obeys, and those that turn the reading direction.
+    """
+    return "".join(
+        character
+        if character in _SHOWN_AS_THEY_ARE or unicodedata.category(character) not in _UNSEEN
+        else f"⟨U+{ord(character):04X}⟩"
+        for character in text
+    )
+
+
 def run_command(main: Callable[[], None], *, lasting: bool = False) -> None:
     """Call `main`, and report its errors to the user.
 
@@ -83,10 +101,10 @@ def run_command(main: Callable[[], None], *, lasting: bool = False) -> None:
     try:
         main()
     except LastingError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {visible(str(error))}", file=sys.stderr)
         sys.exit(LASTING_STATUS)
     except UserError as error:
-        sys.exit(f"error: {error}" + (f"\n{NO_SECOND_ATTEMPT}" if lasting else ""))
+        sys.exit(f"error: {visible(str(error))}" + (f"\n{NO_SECOND_ATTEMPT}" if lasting else ""))
     except BrokenPipeError:
         # The reader, such as `head`, has read enough. The interpreter would flush once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -95,11 +113,11 @@ def run_command(main: Callable[[], None], *, lasting: bool = False) -> None:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             # the error of a write without room on the disk names no file
             where = error.filename or "the folder that this step writes to"
-            sys.exit(f"error: {where}: {error.strerror}; make room and run again")
+            sys.exit(f"error: {visible(str(where))}: {error.strerror}; make room and run again")
         if error.filename is None:
             # the error names no file that the user could correct: the traceback helps more
             raise
-        sys.exit(f"error: {error.filename}: {error.strerror}")
+        sys.exit(f"error: {visible(str(error.filename))}: {error.strerror}")
     except KeyboardInterrupt:
         sys.exit(130)
     finally:

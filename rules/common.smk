@@ -17,7 +17,7 @@ from draftstates.paths import Results
 from draftstates.plan.room import forecast
 from draftstates.records import Plan, Prompts
 from draftstates.report.failures import FailedJobs, WithoutPlaces, summary
-from draftstates.report.terminal import quieten, say_each_minute
+from draftstates.report.terminal import JobsInWork, Watch, quieten, say_each_minute
 from draftstates.tokens.sources import check_files, data_files, read_template
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
@@ -42,9 +42,12 @@ ask.export_environment(CONFIG, code=WORKFLOW, in_containers=IN_CONTAINERS)
 
 STARTED = time.time_ns()
 
-FAILED_JOBS = FailedJobs()
+FAILED_JOBS, JOBS = FailedJobs(), JobsInWork()
+# the terminals whose last line says how the run gets on
+LIVE = []
 if workflow.is_main_process:
     logger.addHandler(FAILED_JOBS)
+    logger.addHandler(JOBS)
     logger.addFilter(WithoutPlaces())
 
 RESULTS = Results(CONFIG.results)
@@ -102,9 +105,10 @@ def begin_run():
             " writable and make room in it, or name another one in `results`"
         ) from None
     if not wants_all_output():
-        quieten(logger.handlers)
+        rewrite = workflow.local_exec and not workflow.output_settings.quiet
+        LIVE.extend(quieten(logger.handlers, rewrite=rewrite))
         logger.info("all output of the jobs: --printshellcmds, or the log below .snakemake/log")
-    say_each_minute(RESULTS.root, servers, logger.info)
+    say_each_minute(Watch(RESULTS.root, servers, JOBS), logger, LIVE)
 
 
 def wants_all_output():
@@ -116,6 +120,7 @@ def wants_all_output():
 
 def end_run():
     """Print the accounting, what parity did not compare, and the path of each new report."""
+    end_live()
     if RESULTS.plan.exists():
         shell("python -m draftstates.commands.cli accounting --results {RESULTS.root:q}")
     for line in ask.parity_warnings(RESULTS.root):
@@ -123,6 +128,11 @@ def end_run():
     for page in (RESULTS.tokens_page, RESULTS.report_page):
         if page.exists() and page.stat().st_mtime_ns > STARTED:
             logger.info(f"report: {page}")
+
+
+def end_live():
+    for live in LIVE:
+        live.end()
 
 
 def add_hook(name, hook):
@@ -143,6 +153,7 @@ def named_files():
 
 def say_failures():
     """Repeat the errors of the failed jobs at the end of the run, where they are seen."""
+    end_live()
     if failed := FAILED_JOBS.failed():
         logger.error(summary(failed, rules=[rule.name for rule in workflow.rules]))
 

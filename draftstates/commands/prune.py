@@ -16,6 +16,7 @@ import dataclasses
 
 from draftstates.commands import add_json, add_results, print_json
 from draftstates.errors import UserError
+from draftstates.plan.words import of_bytes
 from draftstates.report.prune import old_answers, remove, unfinished, unlisted
 
 EXAMPLE = "draftstates prune --results results --delete"
@@ -45,11 +46,11 @@ def main(arguments: argparse.Namespace) -> None:
         print_json({**listed, "removed": arguments.delete})
         return
     for shard in found:
-        print(f"{shard.capture_folder}/{shard.shard_id}  {shard.bytes:,} bytes")
+        print(f"{shard.capture_folder}/{shard.shard_id}  {of_bytes(shard.bytes)}")
     for each in left:
-        print(f"{each.folder.relative_to(arguments.results)}  {each.bytes:,} bytes")
+        print(f"{each.folder.relative_to(arguments.results)}  {of_bytes(each.bytes)}")
     for old in answers:
-        print(f"{old.path.relative_to(arguments.results)}  {old.bytes:,} bytes")
+        print(f"{old.path.relative_to(arguments.results)}  {of_bytes(old.bytes)}")
     total = sum(each.bytes for each in (*found, *left, *answers))
     outcome = (
         "removed"
@@ -60,4 +61,4 @@ def main(arguments: argparse.Namespace) -> None:
     )
     beside = f", {len(answers):,} files and folders of answers" if answers else ""
     named = f"{len(found):,} shards and {len(left):,} unfinished ones{beside}"
-    print(f"{named}, {total:,} bytes {outcome}")
+    print(f"{named}, {of_bytes(total)} {outcome}")

@@ -287,7 +287,8 @@ def unreadable_weights(file: Path, error: Exception) -> UserError:
 
 def _remedy(path: Path) -> str:
     """Return what to do about a folder that holds no model."""
-    if is_hub_id(str(path)) and not path.parent.is_dir():
+    # the presets name folders of `models`, which is no organisation
+    if is_hub_id(str(path)) and not path.parent.is_dir() and path.parent.name != "models":
         local = f"models/{path.name}"
         return (
             f"if {path} is a model of the hub, its cache {cache_folder()} does not hold it; run: hf"

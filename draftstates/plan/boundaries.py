@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from draftstates.errors import UserError
+from draftstates.plan.words import of_bytes
 
 # digits of the sample id, itself a hash, that a cut uses: their 60 bits fit an int64
 HASH_DIGITS = 15
@@ -42,8 +43,8 @@ def segment(
     """
     if max_bytes < 2 * min_bytes:
         raise UserError(
-            f"shards.max_bytes must be at least twice shards.min_bytes, found {max_bytes:,} and"
-            f" {min_bytes:,}"
+            f"shards.max_bytes must be at least twice shards.min_bytes, found"
+            f" {of_bytes(max_bytes)} and {of_bytes(min_bytes)}"
         )
     if not len(sample_ids):
         return []

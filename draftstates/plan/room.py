@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from draftstates.errors import UserError
+from draftstates.errors import UserError, counted
 from draftstates.paths import Capture
 from draftstates.plan.words import of_bytes, of_seconds
 from draftstates.records import Plan, PlannedShard
@@ -65,8 +65,8 @@ def check_room(
     needed, total = sum(sizes) - present + work, sum(sizes) + work
     if budget is not None and total > budget:
         raise UserError(
-            f"max_bytes: the shards take {total:,} bytes ({len(sizes):,} shards), allowed are"
-            f" {budget:,}"
+            f"max_bytes: the shards take {of_bytes(total)} ({len(sizes):,} shards), allowed are"
+            f" {of_bytes(budget)}: allow {of_bytes(total - budget)} more"
         )
     return Room(needed=needed, present=present, free=check_free(capture_folder, needed))
 
@@ -147,8 +147,9 @@ def check_free(folder: Path, needed: int) -> int:
     free = shutil.disk_usage(existing_folder(folder)).free
     if needed > free:
         raise UserError(
-            f"{folder}: the shards that are missing take {needed:,} bytes, the disk has {free:,}"
-            " free: make room, or name another folder in `results`"
+            f"{folder}: the shards that are missing take {of_bytes(needed)}, the disk has"
+            f" {of_bytes(free)} free: make room for {of_bytes(needed - free)} more, or name"
+            " another folder in `results`"
         )
     return free
 
@@ -174,12 +175,12 @@ def hours(plan: Plan, tokens_per_second: float | None) -> float | None:
 
 def forecast(plan: Plan, tokens_per_second: float | None) -> str:
     """Return the size, the room and the hours of a plan as one line."""
-    size = f"{plan.accounting.totals.tokens:,} tokens in {len(plan.shards):,} shards"
+    size = f"{plan.accounting.totals.tokens:,} tokens in {counted(len(plan.shards), 'shard')}"
     room = (
         f"{of_bytes(plan.bytes_needed)} to write, {of_bytes(plan.bytes_present)} written,"
         f" {of_bytes(plan.disk_free)} free"
     )
     estimate = hours(plan, tokens_per_second)
-    if estimate is None:
+    if not estimate:
         return f"{size}; {room}"
     return f"{size}; {room}; about {of_seconds(estimate * 3600)} at {tokens_per_second:,g} tokens/s"

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from draftstates.errors import counted, visible
+from draftstates.plan.words import of_bytes
 from draftstates.records import AnswersAccount, Manifest, SourceAccount
 
 _COLUMNS = (
@@ -46,9 +48,9 @@ def table(manifest: Manifest, *, path: Path) -> str:
             lines.append(f"{name}: {account.data}")
         if account.answers:
             lines.append(f"{name}: {answers_line(account.answers)}")
-    lines.append(f"{len(manifest.shards):,} shards, {manifest.totals.bytes:,} bytes")
+    lines.append(f"{counted(len(manifest.shards), 'shard')}, {of_bytes(manifest.totals.bytes)}")
     lines.append(f"manifest: {path}")
-    return "\n".join(lines)
+    return visible("\n".join(lines))
 
 
 def answers_line(said: AnswersAccount) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from draftstates.errors import counted
 from draftstates.extract.progress import SILENT_SECONDS, running
 from draftstates.paths import BUILDING
 from draftstates.plan.words import of_count, of_seconds
@@ -44,7 +45,7 @@ class Answering:
         ]
         if self.seconds_left is not None:
             parts.append(f"{self.rate:,.2g} prompts/s, {of_seconds(self.seconds_left)} left")
-        parts.append(f"on {len(self.servers)} server{'s' * (len(self.servers) != 1)}")
+        parts.append(f"on {counted(len(self.servers), 'server')}")
         return "; ".join(parts)
 
 

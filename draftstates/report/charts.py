@@ -22,7 +22,12 @@ _PARITY = {
     "alone": "alone, median row",
     "alone_limit": "alone, limit",
 }
+_LIMITS = [_PARITY["limit"], _PARITY["alone_limit"]]
 LEGEND = alt.Legend(title=None, orient="top", symbolOpacity=1, columns=4)
+# `2k` and `0`, where d3 writes `0k` too; `20 MB` and `0 B`
+COUNT = "format(datum.value, '~s')"
+BYTES = f"replace({COUNT}, regexp('([kMGTP]?)$'), ' $1B')"
+_POWERS = [10.0**power for power in range(-9, 10)]
 # position 0 is at 1/2 on the axis of doublings
 _PLACE = "datum.value < 1 ? '0' : format(datum.value, ',')"
 
@@ -94,10 +99,10 @@ def of_shares(found: Mapping[str, Any]) -> Chart:
             )
     chart = (
         alt.Chart(alt.Data(values=rows))
-        .mark_bar(size=22)
+        .mark_bar(size=22, stroke="@card")
         .encode(
             y=alt.Y("source:N", title=None, sort="-x").axis(labelLimit=150),
-            x=alt.X("sum(tokens):Q", title="tokens").axis(format="~s", tickCount=5),
+            x=alt.X("sum(tokens):Q", title="tokens").axis(labelExpr=COUNT, tickCount=5),
             color=_by_kind(["supervised", "context"]),
             order=alt.Order("kind:N", sort="descending"),
             tooltip=[
@@ -130,7 +135,7 @@ def of_turns(found: Mapping[str, Any]) -> Chart:
             x=alt.X(
                 "turns:O", title="supervised turns of a sample", sort=alt.SortField("number")
             ).axis(labelAngle=0),
-            y=alt.Y("samples:Q", title="samples").axis(format="~s", tickCount=4),
+            y=alt.Y("samples:Q", title="samples").axis(labelExpr=COUNT, tickCount=4),
             color=coloured(list(dict.fromkeys(row["source"] for row in rows))),
             tooltip=["source:N", "turns:O", alt.Tooltip("samples:Q", format=",")],
         )
@@ -214,20 +219,22 @@ def of_parity(layers: Sequence[Mapping[str, Any]]) -> Chart:
     ]
     shown = {row["what"] for row in rows}
     kinds = alt.Scale(domain=[what for what in _PARITY.values() if what in shown])
-    chart = (
-        alt.Chart(alt.Data(values=rows))
-        .mark_point(filled=True, size=70)
-        .encode(
-            y=alt.Y("layer:N", title=None, sort=alt.SortField("number")),
-            x=alt.X(
-                "distance:Q", title="distance over the row's norm", scale=alt.Scale(type="log")
-            ).axis(format="~e", tickCount=6),
-            shape=alt.Shape("what:N", scale=kinds, legend=LEGEND),
-            color=alt.Color("what:N", scale=kinds, legend=LEGEND),
-            tooltip=["layer:N", "what:N", alt.Tooltip("distance:Q", format=".3g")],
-        )
+    base = alt.Chart(alt.Data(values=rows)).encode(
+        x=alt.X("layer:N", title=None, sort=alt.SortField("number")).axis(
+            labelAngle=0, labelOverlap="greedy"
+        ),
+        y=alt.Y(
+            "distance:Q", title="distance over the row's norm", scale=alt.Scale(type="log")
+        ).axis(format="~e", values=_POWERS),
+        color=alt.Color("what:N", scale=kinds, legend=LEGEND),
+        tooltip=["layer:N", "what:N", alt.Tooltip("distance:Q", format=".3g")],
     )
-    return spec(chart, height=alt.Step(24))
+    is_limit = alt.FieldOneOfPredicate(field="what", oneOf=_LIMITS)
+    marks = base.transform_filter(alt.LogicalNotPredicate(**{"not": is_limit})).mark_point(
+        filled=True, size=60
+    )
+    limits = base.transform_filter(is_limit).mark_tick(thickness=2, width={"band": 1})
+    return spec(marks + limits, height=220)
 
 
 def of_norms(rows: Sequence[Mapping[str, Any]]) -> Chart:
@@ -246,9 +253,7 @@ def of_norms(rows: Sequence[Mapping[str, Any]]) -> Chart:
         color=alt.Color("layer:N", sort=layers, legend=LEGEND),
     )
     scale = alt.Scale(type="log", nice=True)
-    y = alt.Y("median:Q", title="norm of a row", scale=scale).axis(
-        format="~s", values=[10.0**power for power in range(-6, 10)]
-    )
+    y = alt.Y("median:Q", title="norm of a row", scale=scale).axis(labelExpr=COUNT, values=_POWERS)
     band = base.mark_area(opacity=0.18).encode(
         y=alt.Y("low:Q", title="norm of a row", scale=scale), y2="high:Q"
     )

@@ -312,9 +312,11 @@ def forecast(machine: Machine, config: Configuration, work: Work, checks: list[C
         )
     if seconds is None:
         return Forecast(limit=f"{limit} How many tokens there are is unknown yet.", seconds=None)
+    if not work.tokens:
+        return Forecast(limit="Nothing is left to capture.", seconds=0.0)
     least = "at least " if server == math.inf else ""
     return Forecast(
-        limit=f"{limit} The {of_count(work.tokens or 0)} tokens that are left take"
+        limit=f"{limit} The {of_count(work.tokens)} tokens that are left take"
         f" {least}{of_seconds(seconds)}, and the start of the server.",
         seconds=seconds,
     )

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from draftstates.plan.words import of_share
 from draftstates.records import Plan
 from draftstates.verify.alignment import Rounding
 from draftstates.verify.prefixes import Limits
@@ -43,7 +44,10 @@ def answers_of(sources: Mapping[str, Any]) -> list[dict[str, Any]]:
                     "source": name,
                     **said,
                     "skipped": ", ".join(skipped) or "none",
-                    "truncated": said["finish"].get("length", 0) / max(said["answers"], 1),
+                    "ends": ", ".join(
+                        f"{reason} {count:,} ({of_share(count / max(said['answers'], 1))})"
+                        for reason, count in said["finish"].items()
+                    ),
                     "rate": timed / seconds if timed and seconds else None,
                     "cached": said["cached_tokens"] / max(said["prompt_tokens"], 1),
                 }
@@ -113,7 +117,7 @@ def worst_of(plan: Plan, trust: Mapping[str, Any]) -> list[dict[str, Any]]:
 def named_samples(plan: Plan, trust: Mapping[str, Any]) -> dict[str, tuple[str, bool]]:
     """Return why a check names a sample, and whether it refuses it, by sample id."""
     named = {
-        row["sample_id"]: (f"{row['check']}: {row['share']:.1%} of its limit", False)
+        row["sample_id"]: (f"{row['check']}: {of_share(row['share'])} of its limit", False)
         for row in worst_of(plan, trust)
         if row["sample_id"]
     }

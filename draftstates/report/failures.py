@@ -12,6 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from draftstates.errors import visible
+
 _ERROR = re.compile(r"^(?:\S+: )?error: ", re.MULTILINE)
 _DIED = re.compile(r"died with <Signals\.(SIG\w+)|non-zero exit status (\d+)")
 _ID = re.compile(r"\b[0-9a-f]{32}\b")
@@ -39,13 +41,13 @@ class Failure:
         text = "".join(map(_tail, self.logs))
         if errors := list(_ERROR.finditer(text)):
             lines = text[errors[-1].start() :].strip().splitlines()
-            return "\n".join(_shortened(lines))
+            return "\n".join(map(visible, _shortened(lines)))
         if self.signal == signal.SIGKILL:
             return "error: killed by signal 9 (SIGKILL), perhaps out of memory"
         if self.signal:
             return f"error: ended by signal {self.signal.value} ({self.signal.name})"
         if lines := text.strip().splitlines():
-            return f"error: {lines[-1].strip()}"
+            return f"error: {visible(lines[-1].strip())}"
         return "error: the log is empty: the job was killed (out of memory?), or the disk is full"
 
 

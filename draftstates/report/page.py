@@ -7,6 +7,7 @@ script reads as JSON and shows as text.
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import vl_convert
 from altair import VEGALITE_VERSION
 from markupsafe import Markup
 
+from draftstates.errors import counted, visible
 from draftstates.paths import Capture
 from draftstates.plan.words import of_bytes, of_count, of_seconds, of_share
 from draftstates.records import Plan
@@ -30,10 +32,11 @@ from draftstates.report.facts import (
     worst_of,
 )
 from draftstates.report.flow import flow
-from draftstates.report.shown import visible
 
 _ASSETS = Path(__file__).with_name("assets")
 _MOST_SHARDS = 1000
+# of a table of sources and reasons
+_MOST_ROWS = 500
 _KEPT_SUMMARY = ("format", "format_version", "files", "trainer", "path")
 
 
@@ -95,9 +98,20 @@ _NOT_CAPTURED: dict[str, Any] = {"norms": {"rows": 0}}
 
 
 def as_json(content: Any) -> Markup:
-    """Return JSON that may stand in a script element: it ends no element and begins no comment."""
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    """Return JSON that may stand in a script element: it ends no element and begins no comment.
+
+    A number that is not finite, which JSON does not have, becomes null: a chart leaves it out.
+    """
+    text = json.dumps(_finite(content), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return _trusted(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return {name: _finite(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def _trusted(text: str) -> Markup:
@@ -193,7 +207,7 @@ def _head(numbers: Numbers) -> dict[str, Any]:
         "figures": [
             kept,
             tokens,
-            {"value": of_bytes(size), "text": f"in {passed:,} shards"},
+            {"value": of_bytes(size), "text": f"in {counted(passed, 'shard')}"},
             {
                 "value": of_seconds(spent) if jobs else "unknown",
                 "text": "from the server's start to the last check"
@@ -224,6 +238,7 @@ def _data(numbers: Numbers) -> dict[str, Any]:
         name: {"kept": source["kept"], **source["skipped"], **source["failed"]}
         for name, source in sources.items()
     }
+    skipped, lost = skipped_of(sources), lost_of(sources)
     total = plan.accounting.totals.samples
     shown = len(numbers.samples)
     named = sum(bool(sample["why"]) for sample in numbers.samples)
@@ -236,8 +251,10 @@ def _data(numbers: Numbers) -> dict[str, Any]:
             "step": prefixes["step"],
         },
         "flow": _trusted(flow({visible(name): account for name, account in accounts.items()})),
-        "skipped": skipped_of(sources),
-        "lost": lost_of(sources),
+        "skipped": skipped[:_MOST_ROWS],
+        "more_skipped": max(0, len(skipped) - _MOST_ROWS),
+        "lost": lost[:_MOST_ROWS],
+        "more_lost": max(0, len(lost) - _MOST_ROWS),
         "answers": answers_of(sources),
         "selection": (
             f"All {of_count(total)} samples."
@@ -282,7 +299,8 @@ def _captured(numbers: Numbers) -> dict[str, Any]:
         "rates_note": (
             "As the servers' logs tell it; the dashed lines are starts and passed self-tests."
             if by_log
-            else "The servers' logs are not here: each shard's mean rate over its own time."
+            else "The servers' logs are missing or of another time: each shard's mean rate over"
+            " its own time."
         ),
         "parity_note": (
             f"Distance of the self-test's rows from a plain Hugging Face forward pass:"

@@ -2,32 +2,33 @@
 
 import html
 import math
+from pathlib import Path
 
 from draftstates.records import LayerParity, Parity
 
-_STYLE = (
-    "<style>body{font:14px sans-serif}td,th{padding:.1em .8em;text-align:left}"
-    "td:nth-child(n+2):nth-child(-n+4){text-align:right}</style>"
-)
-_COLUMNS = ("layer", "median", "worst row", "limit", "nearest neighbour", "1e-8 … 1")
+_CSS = Path(__file__).parent / "assets" / "page.css"
+_COLUMNS = ("layer", "median", "worst row", "limit", "nearest neighbour", "1e-8 to 1; | the limit")
 # of a layer that is given the captured rows before it, where that was computed
 _ALONE = ("alone: median", "alone: limit", "alone: worst row")
-# Decades that the bars cover, and characters of a decade.
-_DECADES, _WIDTH = 8, 5
+# that the bars cover
+_DECADES = 8
 
 
 def parity_page(found: Parity) -> str:
     """Return a result as a page."""
     alone = any(layer.alone is not None for layer in found.layers)
-    rows = "".join(f"<tr>{_cells(layer, alone=alone)}</tr>" for layer in found.layers)
+    rows = "\n".join(f"<tr>{_cells(layer, alone=alone)}</tr>" for layer in found.layers)
     columns = (*_COLUMNS, *(_ALONE if alone else ()))
     head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
-    title = f"Parity with the checkpoint: {found.result}"
     lines = [
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Parity</title>{_STYLE}',
-        f"<h3>{html.escape(title)}</h3>",
-        f"<p>{html.escape(_how(found))}</p>",
-        f"<table><tr>{head}</tr>{rows}</table></html>",
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Parity</title>',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<style>{_CSS.read_text(encoding='utf-8')}</style></head>",
+        "<body><main><header>",
+        f"<h1>{html.escape(f'Parity with the checkpoint: {found.result}')}</h1>",
+        f"<p>{html.escape(_how(found))}</p></header>",
+        f'<div class="card scroll"><table class="parity"><tr>{head}</tr>',
+        f"{rows}</table></div></main></body></html>",
     ]
     return "\n".join(lines) + "\n"
 
@@ -51,20 +52,22 @@ def _how(found: Parity) -> str:
 
 def _cells(layer: LayerParity, *, alone: bool) -> str:
     nearest = min(layer.neighbours.values(), default=None)
-    bar = "█" * max(0, round(_WIDTH * (_DECADES + _decade(layer.median))))
-    cells = [
-        layer.layer,
-        f"{layer.median:.2g}",
-        f"{layer.worst:.2g}",
-        f"{layer.limit:.2g}",
-        "" if nearest is None else f"{nearest:.2g}",
-        bar,
-    ]
+    numbers = [layer.median, layer.worst, layer.limit, nearest]
+    bar = (
+        f'<div class="track"><i style="width: {_place(layer.median):.0f}%"></i>'
+        f'<b style="left: {_place(layer.limit):.0f}%"></b></div>'
+    )
+    cells = [html.escape(layer.layer), *map(_number, numbers), bar]
     if alone:
-        values = (layer.alone, layer.alone_limit, layer.alone_worst)
-        cells += ["" if value is None else f"{value:.2g}" for value in values]
-    return "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+        cells += map(_number, (layer.alone, layer.alone_limit, layer.alone_worst))
+    return "".join(f"<td>{cell}</td>" for cell in cells)
 
 
-def _decade(value: float) -> float:
-    return math.log10(value) if value > 0 else -_DECADES
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2g}"
+
+
+def _place(value: float) -> float:
+    """Return where a value lies on a bar, in percent of its length."""
+    decade = math.log10(value) if value > 0 else -_DECADES
+    return 100 * min(1.0, max(0.0, 1 + decade / _DECADES))

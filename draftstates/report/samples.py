@@ -1,7 +1,6 @@
 """Text of a sample with its supervised tokens marked, for a terminal or as HTML."""
 
 import html
-import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,16 +8,12 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from draftstates.errors import UserError
+from draftstates.errors import UserError, visible
 from draftstates.tokens.files import open_tokens
 
 _SUPERVISED, _CONTEXT, _RESET = "\x1b[30;42m", "\x1b[90m", "\x1b[0m"
-# controls, formats, lone surrogates, separators of lines and paragraphs
-_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-# the last two join letters and emoji
-_SHOWN_AS_THEY_ARE = "\n\t\u200c\u200d"
 _STYLE = (
-    "<style>.sample{white-space:pre-wrap;font:14px/1.5 monospace;color:#777;border:1px solid"
+    "<style>.sample{white-space:pre-wrap;font:14px/1.5 monospace;color:#666;border:1px solid"
     " #ccc;padding:1em;margin:1em 0}.sample"
     " b{font-weight:normal;color:#000;background:#bfe8bf}.sample"
     " i{font-style:normal;color:#b8b8b8}</style>"
@@ -119,19 +114,6 @@ def page_of(found: list[tuple[str, dict[str, Any]]], tokenizer: Any) -> str:
     )
 
 
-def _visible(text: str) -> str:
-    """Return text with a name in place of each character that would change how the rest is shown.
-
-    Such characters are controls, which a terminal obeys, and those that turn the reading direction.
-    """
-    return "".join(
-        char
-        if char in _SHOWN_AS_THEY_ARE or unicodedata.category(char) not in _UNSEEN
-        else f"⟨U+{ord(char):04X}⟩"
-        for char in text
-    )
-
-
 def as_terminal(found: list[tuple[str, bool]], *, colour: bool) -> str:
     """Return text with supervised tokens on a coloured ground, or between ⟦ and ⟧.
 
@@ -139,7 +121,7 @@ def as_terminal(found: list[tuple[str, bool]], *, colour: bool) -> str:
     """
     parts = []
     for text, supervised in found:
-        text = _visible(text).replace("\n", "↵\n")
+        text = visible(text).replace("\n", "↵\n")
         # A terminal's colour must be set on every line.
         if colour:
             start = _SUPERVISED if supervised else _CONTEXT
@@ -153,7 +135,7 @@ def as_html(found: list[tuple[str, bool]], *, title: str) -> str:
     """Return the sample as a piece of a page (see `html_page`); supervised tokens are in `<b>`."""
     parts = []
     for text, supervised in found:
-        escaped = html.escape(_visible(text)).replace("\n", "<i>↵</i>\n")
+        escaped = html.escape(visible(text)).replace("\n", "<i>↵</i>\n")
         parts.append(f"<b>{escaped}</b>" if supervised else escaped)
     return f'<h3>{html.escape(title)}</h3>\n<div class="sample">{"".join(parts)}</div>\n'
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from draftstates.errors import visible
 from draftstates.tokens.files import open_tokens
 
 # bytes of all shown samples as JSON, and the longest sample that is shown whole
@@ -75,7 +75,7 @@ def shown_samples(
     why: Mapping[str, tuple[str, bool]],
     most_bytes: int = _MOST_BYTES,
 ) -> list[dict[str, Any]]:
-    """Return samples as the page holds them, as many as fit into `most_bytes`.
+    """Return samples as the page holds them, as many as fit into `most_bytes` of the page.
 
     Args:
         chosen: as `choose` returns them.
@@ -109,7 +109,10 @@ def shown_samples(
                 for turn in turns(tokenizer, ids[first:end], mask[first:end])
             ],
         }
-        size += len(json.dumps(entry, ensure_ascii=False).encode(errors="surrogatepass"))
+        text = json.dumps(entry, ensure_ascii=False)
+        size += len(text.encode(errors="surrogatepass"))
+        # each of these takes six bytes in the page
+        size += 5 * sum(map(text.count, "<>&"))
         if size > most_bytes and found:
             break
         found.append(entry)
@@ -156,20 +159,3 @@ def pieces(tokenizer: Any, ids: Sequence[int]) -> list[tuple[str, list[int]]]:
     if held:
         found.append((tokenizer.decode([*context, *held])[len(before) :], held))
     return found
-
-
-def visible(text: str) -> str:
-    """Return a text whose invisible characters are shown by their names.
-
-    Marks that turn the direction of text, and controls, would otherwise act on the page.
-    """
-    return "".join(map(_visible, text))
-
-
-def _visible(character: str) -> str:
-    if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp"):
-        return character
-    # emoji are joined by these
-    if character in "\u200d\ufe0f":
-        return character
-    return f"⟨U+{ord(character):04X}⟩"

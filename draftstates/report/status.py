@@ -11,9 +11,12 @@ from typing import Any
 
 from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
+from draftstates.errors import visible
 from draftstates.extract.progress import SILENT_SECONDS, Running, running
 from draftstates.paths import Results
+from draftstates.plan.words import of_bytes, of_seconds
 from draftstates.records import Plan
 
 
@@ -142,18 +145,11 @@ def _totals(status: Status, before: Status | None) -> Table:
         f"{status.captured:,} captured, {status.verified:,} verified, {len(status.running):,}"
         f" running, {len(status.failed):,} failed"
     )
-    table = Table(title=status.capture_folder, show_header=False)
+    table = Table(title=Text(status.capture_folder), show_header=False)
     table.add_row("shards", f"{shards}, of {status.planned:,}")
     table.add_row("tokens", f"{status.done_tokens:,} of {status.tokens:,}, {rate:,.0f} a second")
-    table.add_row(
-        "time left",
-        (
-            "-"
-            if left is None
-            else f"{int(left) // 3600}:{int(left) // 60 % 60:02}:{int(left) % 60:02}"
-        ),
-    )
-    table.add_row("disk left", f"{status.disk_free / 2**30:,.1f} GiB")
+    table.add_row("time left", "-" if left is None else of_seconds(left))
+    table.add_row("disk left", of_bytes(status.disk_free))
     return table
 
 
@@ -188,5 +184,5 @@ def _failed(status: Status) -> Table:
     table.add_column("shard")
     table.add_column("error")
     for name, why in status.failed.items():
-        table.add_row(name, why)
+        table.add_row(name, Text(visible(why)))
     return table

@@ -5,8 +5,10 @@ from typing import Any
 
 import altair as alt
 
-from draftstates.report.charts import MOST_TICKS, Chart, coloured, spec
+from draftstates.report.charts import BYTES, COUNT, MOST_TICKS, Chart, coloured, spec
 
+# room for labels, so that the times of all charts stand one below the other
+_LEFT = {"minExtent": 62, "maxExtent": 62}
 # of the chart of jobs, from above
 _STAGES = ["server", "extract", "verify", "compact"]
 
@@ -19,11 +21,13 @@ def of_rates(times: Mapping[str, Any]) -> Chart:
     servers = list(dict.fromkeys(row["server"] for row in rows))
     area = (
         alt.Chart(alt.Data(values=rows))
-        .mark_rect(opacity=0.9 if len(servers) == 1 else 0.5)
+        .mark_rect(opacity=0.9 if len(servers) == 1 else 0.5, clip=True)
         .encode(
             x=_time("start:T", times),
             x2="end:T",
-            y=alt.Y("per_second:Q", title="tokens a second").axis(format="~s", tickCount=4),
+            y=alt.Y("per_second:Q", title="tokens a second").axis(
+                labelExpr=COUNT, tickCount=4, **_LEFT
+            ),
             y2=alt.datum(0),
             color=coloured(servers, field="server"),
             tooltip=[
@@ -46,16 +50,17 @@ def of_queue(times: Mapping[str, Any]) -> Chart:
     ]
     if not rows:
         return {}
+    longest = max(1, *(row["requests"] for row in rows))
     chart = (
         alt.Chart(alt.Data(values=rows))
-        .mark_line(interpolate="step-after", strokeWidth=1.5)
+        .mark_line(interpolate="step-after", strokeWidth=1.5, clip=True)
         .encode(
             x=_time("at:T", times),
             y=alt.Y(
                 "requests:Q",
                 title="queue",
-                scale=alt.Scale(domainMin=0, domainMax=max(1, *(row["requests"] for row in rows))),
-            ).axis(format="~s", tickCount=3, tickMinStep=1),
+                scale=alt.Scale(domain=[0, longest]),
+            ).axis(labelExpr=COUNT, tickCount=min(3, longest), **_LEFT),
             color=coloured(list(dict.fromkeys(row["server"] for row in rows)), field="server"),
             tooltip=["server:N", alt.Tooltip("at:T", format="%H:%M:%S"), "requests:Q"],
         )
@@ -72,10 +77,12 @@ def of_writing(times: Mapping[str, Any]) -> Chart:
         return {}
     chart = (
         alt.Chart(alt.Data(values=rows))
-        .mark_area(interpolate="step-after", line=True, opacity=0.25)
+        .mark_area(interpolate="step-after", line=True, opacity=0.25, clip=True)
         .encode(
             x=_time("at:T", times),
-            y=alt.Y("bytes_per_second:Q", title="bytes a second").axis(format="~s", tickCount=3),
+            y=alt.Y("bytes_per_second:Q", title="bytes a second").axis(
+                labelExpr=BYTES, tickCount=3, **_LEFT
+            ),
             tooltip=[
                 alt.Tooltip("at:T", format="%H:%M:%S"),
                 alt.Tooltip("bytes_per_second:Q", format=",.0f", title="bytes a second"),
@@ -91,13 +98,16 @@ def of_disk(times: Mapping[str, Any]) -> Chart:
         return {}
     start = min(job["start"] for job in times["jobs"])
     rows = [{"at": _ms(start), "bytes": 0}]
-    rows += [{"at": _ms(each["at"]), "bytes": each["bytes"]} for each in times["disk"]]
+    disk = times["disk"]
+    # the last one is the total
+    kept = disk[-1 :: -(len(disk) // MOST_TICKS + 1)][::-1]
+    rows += [{"at": _ms(each["at"]), "bytes": each["bytes"]} for each in kept]
     chart = (
         alt.Chart(alt.Data(values=rows))
-        .mark_area(interpolate="step-after", line=True, opacity=0.25)
+        .mark_area(interpolate="step-after", line=True, opacity=0.25, clip=True)
         .encode(
             x=_time("at:T", times),
-            y=alt.Y("bytes:Q", title="bytes written").axis(format="~s", tickCount=3),
+            y=alt.Y("bytes:Q", title="bytes written").axis(labelExpr=BYTES, tickCount=3),
             tooltip=[
                 alt.Tooltip("at:T", format="%H:%M:%S"),
                 alt.Tooltip("bytes:Q", format=",", title="bytes written"),
@@ -126,11 +136,11 @@ def of_jobs(times: Mapping[str, Any]) -> Chart:
     ]
     chart = (
         alt.Chart(alt.Data(values=rows))
-        .mark_bar(opacity=0.65, cornerRadius=2, height={"band": 0.7}, stroke=None)
+        .mark_bar(opacity=0.65, cornerRadius=2, clip=True, height={"band": 0.7}, stroke=None)
         .encode(
             x=_time("start:T", times),
             x2="end:T",
-            y=alt.Y("stage:N", title=None, sort=_STAGES),
+            y=alt.Y("stage:N", title="stage", sort=_STAGES).axis(**_LEFT),
             color=alt.Color("stage:N", legend=None, sort=_STAGES),
             tooltip=[
                 alt.Tooltip("stage:N"),
@@ -154,7 +164,9 @@ def of_stages(times: Mapping[str, Any]) -> Chart:
         return {}
     base = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y("stage:N", title=None, sort=alt.SortField("number")),
-        x=alt.X("seconds:Q", title="seconds, summed over the jobs").axis(format="~s", tickCount=5),
+        x=alt.X("seconds:Q", title="seconds, summed over the jobs").axis(
+            labelExpr=COUNT, tickCount=5
+        ),
         tooltip=[
             "stage:N",
             alt.Tooltip("jobs:Q", format=","),
@@ -167,7 +179,12 @@ def of_stages(times: Mapping[str, Any]) -> Chart:
 
 
 def _with_events(chart: alt.Chart, times: Mapping[str, Any]) -> alt.LayerChart | alt.Chart:
-    events = [{"at": _ms(event["at"]), "what": event["what"]} for event in times["events"]]
+    first, last = _span(times)
+    events = [
+        {"at": _ms(event["at"]), "what": event["what"]}
+        for event in times["events"]
+        if first <= event["at"] <= last
+    ]
     if not events:
         return chart
     base = alt.Chart(alt.Data(values=events[:MOST_TICKS])).encode(x="at:T")
@@ -181,13 +198,25 @@ def _with_events(chart: alt.Chart, times: Mapping[str, Any]) -> alt.LayerChart |
 
 
 def _time(field: str, times: Mapping[str, Any]) -> alt.X:
-    """Return the axis of time that all charts of a run share."""
-    first = min(job["start"] for job in times["jobs"])
-    last = max(job["end"] for job in times["jobs"])
+    """Return the axis of time that all charts of a run share; the page names the time zone."""
+    first, last = _span(times)
     domain = [_ms(first), _ms(max(last, first + 1))]
-    return alt.X(field, title=None, scale=alt.Scale(domain=domain, nice=False)).axis(
-        grid=False, tickCount=6, labelFlush=True
+    return alt.X(field, title="@time", scale=alt.Scale(domain=domain, nice=False)).axis(
+        grid=False, tickCount=6, labelFlush=True, format=_clock(last - first)
     )
+
+
+def _span(times: Mapping[str, Any]) -> tuple[float, float]:
+    """Return when the first job began and the last one ended."""
+    jobs = times["jobs"]
+    return min(job["start"] for job in jobs), max(job["end"] for job in jobs)
+
+
+def _clock(seconds: float) -> str:
+    """Return how an axis over so many seconds names a time."""
+    if seconds < 600:
+        return "%H:%M:%S"
+    return "%H:%M" if seconds < 86400 else "%b %d, %H:%M"
 
 
 def _ms(seconds: float) -> int:

@@ -4,6 +4,8 @@ They come from Snakemake's benchmark files, the servers' logs and the files' own
 known for a run of long ago too, and they are missing where those files are.
 """
 
+import math
+import os
 import re
 import time
 from collections import defaultdict
@@ -18,15 +20,19 @@ from draftstates.records import Plan
 STAGES = ("tokenise", "plan", "server", "extract", "verify", "compact", "manifest", "export")
 # with compact storage, one job captures a shard, verifies and rewrites it
 _CAPTURING = ("extract", "compact")
-_BINS = 120
+_BINS, _LEAST_BINS = 120, 12
+# ranges of all servers together
+_MOST_RATES = 2400
 # longest time that a batch's tokens are spread over, when no other batch follows
 _BATCH_SECONDS = 60.0
 _PREFILL = re.compile(
     r"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)[^\]]*\] Prefill batch.*?#new-token: (\d+)"
 )
+_STAMP = re.compile(r"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)", re.MULTILINE)
 _QUEUED = re.compile(r"#queue-req: (\d+)")
 _RESTART = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) replica (\d+) is started again")
-_READ_BYTES = 64 << 20
+_READ_BYTES, _TAIL_BYTES = 64 << 20, 64 << 10
+_QUARTER = 900.0
 # jobs with a longer pause between them belong to different runs
 _PAUSE_SECONDS = 3600.0
 
@@ -108,7 +114,8 @@ def _seconds(path: Path) -> float | None:
     """Return the seconds of a benchmark file, or None for one that holds none."""
     try:
         names, values = (line.split("\t") for line in path.read_text().splitlines()[:2])
-        return float(dict(zip(names, values, strict=True))["s"])
+        seconds = float(dict(zip(names, values, strict=True))["s"])
+        return seconds if math.isfinite(seconds) and seconds >= 0 else None
     except (OSError, ValueError, KeyError):
         return None
 
@@ -126,8 +133,14 @@ def _rates(
 ) -> list[dict[str, Any]]:
     """Return tokens per second over time, from the servers' logs or else from the extractions."""
     batches: list[dict[str, Any]] = []
+    last = max((job["end"] for job in extractions), default=0.0)
     for log in sorted(results.server_state.rglob("server*.log")):
-        found = [batch for batch in _prefills(log) if batch[0] >= begin - 1]
+        shift = _zone_shift(log)
+        found = [
+            (at + shift, tokens, queue)
+            for at, tokens, queue in _prefills(log)
+            if begin - 1 <= at + shift <= last + 1
+        ]
         # A log of Slurm has none.
         if not found:
             continue
@@ -158,7 +171,8 @@ def _over_time(work: Sequence[dict[str, Any]], *, of: str = "tokens") -> list[di
     if not work:
         return []
     first, last = min(each["start"] for each in work), max(each["end"] for each in work)
-    width = max(1.0, (last - first) / _BINS)
+    servers = sorted({each["server"] for each in work})
+    width = max(1.0, (last - first) / max(_LEAST_BINS, min(_BINS, _MOST_RATES // len(servers))))
     bins = int((last - first) / width) + 1
     counts: dict[tuple[str, int], float] = defaultdict(float)
     queues: dict[tuple[str, int], int | None] = {}
@@ -180,7 +194,7 @@ def _over_time(work: Sequence[dict[str, Any]], *, of: str = "tokens") -> list[di
             "per_second": round(counts[server, number] / width, 1),
             "queue": queues.get((server, number), None if work[0]["queue"] is None else 0),
         }
-        for server in sorted({each["server"] for each in work})
+        for server in servers
         for number in range(bins)
     ]
 
@@ -188,7 +202,7 @@ def _over_time(work: Sequence[dict[str, Any]], *, of: str = "tokens") -> list[di
 def _prefills(log: Path) -> Iterator[tuple[float, int, int]]:
     """Give time, tokens and waiting requests of each prefill that an SGLang log tells of.
 
-    Of a long log only the end is read. The log's times are those of this machine's time zone.
+    Of a long log only the end is read. The times are read as those of this machine's time zone.
     """
     with open(log, "rb") as file:
         file.seek(max(0, file.seek(0, 2) - _READ_BYTES))
@@ -199,6 +213,19 @@ def _prefills(log: Path) -> Iterator[tuple[float, int, int]]:
             if found := _PREFILL.match(line):
                 queued = _QUEUED.search(line)
                 yield _time(found[1]), int(found[2]), int(queued[1]) if queued else 0
+
+
+def _zone_shift(log: Path) -> float:
+    """Return the seconds that a log's times lack, where they are not of this machine's time zone.
+
+    A container may log in UTC. The last line was written when the file was; time zones differ by
+    quarters of an hour.
+    """
+    with open(log, "rb") as file:
+        file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
+        stamps = _STAMP.findall(file.read().decode(errors="replace"))
+        written = os.fstat(file.fileno()).st_mtime
+    return round((written - _time(stamps[-1])) / _QUARTER) * _QUARTER if stamps else 0.0
 
 
 def _events(

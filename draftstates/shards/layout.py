@@ -41,6 +41,7 @@ from draftstates import ids
 from draftstates.errors import UserError
 from draftstates.files import check_version
 from draftstates.plan.prefixes import Segments, shard_id
+from draftstates.plan.words import of_bytes
 from draftstates.spec import FORMAT_VERSION, STORED_DTYPES, CaptureSpec, torch_dtype
 
 if TYPE_CHECKING:
@@ -261,7 +262,9 @@ def _write_layout(path: Path, header: bytes, size: int) -> None:
         except OSError as error:
             path.unlink()
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise UserError(f"{path}: no room for {size:,} bytes: {error.strerror}") from error
+                raise UserError(
+                    f"{path}: no room for {of_bytes(size)}: {error.strerror}"
+                ) from error
             raise
 
 

@@ -285,7 +285,8 @@ def _read_lines(file: io.BufferedReader) -> Iterator[tuple[str, bytes | RowSkipp
         if len(text) > _MOST_BYTES:
             while text and not text.endswith(b"\n"):
                 text = file.readline(_CHUNK)
-            yield f"line {line}", RowSkipped("too_large", f"expected at most {_MOST_BYTES:,} bytes")
+            limit = f"expected at most {_MOST_BYTES >> 20} MiB"
+            yield f"line {line}", RowSkipped("too_large", limit)
         elif text := text.strip():
             yield f"line {line}", text
 

@@ -12,11 +12,11 @@ const make = (tag, text, name) => {
 
 const THEMES = {
   light: {
-    card: "#ffffff", ink: "#1d2430", quiet: "#5d6878", line: "#e4e8ee", supervised: "#2a8f6a", context: "#b9c2ce",
+    card: "#ffffff", ink: "#1d2430", quiet: "#5d6878", line: "#e4e8ee", supervised: "#2a8f6a", context: "#8893a2",
     category: ["#2f6fd6", "#dd7a2b", "#2a8f6a", "#b3478f", "#7558cf", "#8c8420", "#6b7686"],
   },
   dark: {
-    card: "#1a2029", ink: "#e4e8ee", quiet: "#98a3b3", line: "#2d3642", supervised: "#4fbf94", context: "#4a5565",
+    card: "#1a2029", ink: "#e4e8ee", quiet: "#98a3b3", line: "#2d3642", supervised: "#4fbf94", context: "#6a7687",
     category: ["#6ea8fe", "#f0a35e", "#4fbf94", "#e086c3", "#a996f5", "#cfc766", "#98a3b3"],
   },
 };
@@ -34,7 +34,7 @@ function configuration(theme) {
     axis: {
       labelColor: theme.quiet, titleColor: theme.quiet, gridColor: theme.line,
       domainColor: theme.line, tickColor: theme.line, titleFontWeight: "normal",
-      labelFontSize: 11.5, titleFontSize: 12, titlePadding: 8, labelPadding: 5,
+      labelFontSize: 11.5, titleFontSize: 12, titlePadding: 8, labelPadding: 5, labelSeparation: 8,
     },
     axisY: { minExtent: 50 },
     legend: { labelColor: theme.ink, titleColor: theme.quiet, labelFontSize: 12, labelLimit: 260 },
@@ -52,10 +52,12 @@ async function draw(name) {
   const text = JSON.stringify(charts[name])
     .replaceAll('"@supervised"', JSON.stringify(theme.supervised))
     .replaceAll('"@quiet"', JSON.stringify(theme.context))
-    .replaceAll('"@card"', JSON.stringify(theme.card));
+    .replaceAll('"@card"', JSON.stringify(theme.card))
+    .replaceAll('"@time"', JSON.stringify(`time (${Intl.DateTimeFormat().resolvedOptions().timeZone})`));
   try {
     views.get(name)?.finalize();
-    const drawn = await vegaEmbed(place, JSON.parse(text), {
+    const spec = { ...JSON.parse(text), description: place.parentElement.querySelector("h3").textContent };
+    const drawn = await vegaEmbed(place, spec, {
       actions: false, renderer: "svg", config: configuration(theme), tooltip: { theme: dark.matches ? "dark" : "light" },
     });
     views.set(name, drawn);
@@ -68,6 +70,9 @@ async function draw(name) {
 
 // ---- the numbers behind a chart, as a table and as a file
 
+const TIMES = ["start", "end", "at"];
+const named = (column) => column.replaceAll("_", " ") + (TIMES.includes(column) ? " (UTC)" : "");
+
 function addNumbers(name) {
   const spec = charts[name];
   const rows = Object.values(spec.datasets ?? {})[0] ?? (spec.data ?? spec.layer?.[0]?.data)?.values ?? [];
@@ -75,7 +80,7 @@ function addNumbers(name) {
   const columns = Object.keys(rows[0]).filter((key) => !["number", "place"].includes(key));
   const shown = (column, value) => {
     if (value === null || value === undefined) return "";
-    if (["start", "end", "at"].includes(column)) return new Date(value).toISOString().replace("T", " ").slice(0, 19);
+    if (TIMES.includes(column)) return new Date(value).toISOString().replace("T", " ").slice(0, 19);
     return typeof value === "number" ? String(Number(value.toPrecision(6))) : value;
   };
   const details = make("details");
@@ -85,7 +90,7 @@ function addNumbers(name) {
     const save = make("button", "Download as CSV");
     save.addEventListener("click", () => {
       const quote = (value) => '"' + String(value).replaceAll('"', '""') + '"';
-      const lines = [columns, ...rows.map((row) => columns.map((column) => shown(column, row[column])))];
+      const lines = [columns.map(named), ...rows.map((row) => columns.map((column) => shown(column, row[column])))];
       const link = make("a");
       link.href = URL.createObjectURL(new Blob([lines.map((line) => line.map(quote).join(",")).join("\n") + "\n"], { type: "text/csv" }));
       link.download = name + ".csv";
@@ -94,7 +99,7 @@ function addNumbers(name) {
     });
     const table = make("table");
     const head = table.createTHead().insertRow();
-    for (const column of columns) head.append(make("th", column.replaceAll("_", " ")));
+    for (const column of columns) head.append(make("th", named(column)));
     const body = table.createTBody();
     for (const row of rows.slice(0, 500)) {
       const line = body.insertRow();
@@ -165,10 +170,13 @@ function list() {
   const lines = [];
   for (const sample of chosen.slice(state.page * PAGE, (state.page + 1) * PAGE)) {
     const row = make("tr", undefined, "row");
-    row.tabIndex = 0;
     const start = sample.start.replace(/\s+/g, " ").slice(0, 110);
     const name = make("td");
-    name.append(make("code", sample.id.slice(0, 8)));
+    const open = make("button");
+    open.id = "open-" + sample.id;
+    open.setAttribute("aria-expanded", String(state.open === sample.id));
+    open.append(make("code", sample.id.slice(0, 8)));
+    name.append(open);
     const begin = make("td", start, "detail");
     begin.dir = "auto";
     if (sample.why) begin.prepend(make("div", sample.why, sample.refused ? "bad" : "note"));
@@ -177,18 +185,12 @@ function list() {
       make("td", sample.tokens.toLocaleString("en"), "number"),
       make("td", Math.round((100 * sample.supervised) / sample.tokens) + " %", "number"), begin,
     );
-    const toggle = () => {
+    row.addEventListener("click", () => {
       state.open = state.open === sample.id ? null : sample.id;
       list();
-    };
-    row.addEventListener("click", toggle);
-    row.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" || event.key === " ") {
-        event.preventDefault();
-        toggle();
-      }
+      // the button that had the focus is gone
+      document.getElementById(open.id).focus();
     });
-    row.setAttribute("aria-expanded", String(state.open === sample.id));
     lines.push(row);
     if (state.open === sample.id) lines.push(opened(sample));
   }
@@ -225,6 +227,15 @@ function watchSamples() {
     const button = head.querySelector("button");
     button.addEventListener("click", () => {
       Object.assign(state, { up: state.sort === head.dataset.sort ? !state.up : true, sort: head.dataset.sort, page: 0 });
+      for (const other of document.querySelectorAll("#samples-table th[data-sort]")) other.removeAttribute("aria-sort");
+      head.setAttribute("aria-sort", state.up ? "ascending" : "descending");
+      list();
+    });
+  }
+  for (const link of document.querySelectorAll("a[data-sample]")) {
+    link.addEventListener("click", () => {
+      search.value = link.dataset.sample;
+      Object.assign(state, { query: search.value, page: 0, open: search.value });
       list();
     });
   }

@@ -81,9 +81,19 @@ def test_the_tables_have_the_rate_of_each_server_and_the_time_left(results: Path
     console.print(view(look(results)))
     text = console.export_text()
     assert "250 of 400, 5 a second" in text
-    assert "0:00:30" in text, "150 tokens at 5 a second"
+    assert "30 s" in text, "150 tokens at 5 a second"
     assert "a:1" in text
     assert "1 sample could not be captured" in text
+
+
+def test_an_error_on_the_terminal_is_text_alone(results: Path) -> None:
+    """Neither an escape nor what rich takes for its markup does anything."""
+    log = next(results.rglob("*.log"))
+    log.write_text("error: row 3: expected a role, found '\x1b[2J' [/bold] [red]x\n")
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(view(look(results)))
+    text = console.export_text()
+    assert "found '⟨U+001B⟩[2J' [/bold] [red]x" in text
 
 
 def test_an_extraction_without_news_is_shown_as_silent(results: Path) -> None:

@@ -168,6 +168,15 @@ def test_a_folder_without_a_config_is_refused_with_the_remedy(tmp_path: Path) ->
         _ = ModelFolder(tmp_path).num_layers
 
 
+def test_the_remedy_for_a_folder_of_the_presets_names_no_organisation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    remedy = "hf download <organisation>/Qwen3-8B --local-dir .*models/Qwen3-8B"
+    with pytest.raises(UserError, match=remedy):
+        _ = ModelFolder(Path("models/Qwen3-8B")).num_layers
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

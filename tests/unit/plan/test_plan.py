@@ -25,6 +25,7 @@ from draftstates.paths import Capture, Results
 from draftstates.plan.plan import PlanOptions, make_plan
 from draftstates.plan.room import check_missing
 from draftstates.plan.shard_tokens import read_tokens
+from draftstates.plan.words import of_bytes
 from draftstates.records import Plan, PlannedChecks
 from draftstates.tokens.files import publish_accounting
 
@@ -242,10 +243,18 @@ def test_zero_kept_is_an_error_that_says_why(tmp_path: Path) -> None:
         make_plan([source], spec=SPEC, results=tmp_path, options=OPTIONS)
 
 
+def said(needed: int, free: int) -> str:
+    """Return the numbers of a disk without room, which differ by what is to be made free."""
+    return (
+        f"take {of_bytes(needed)}, the disk has {of_bytes(free)} free: make room for"
+        f" {of_bytes(needed - free)} more"
+    )
+
+
 def test_a_budget_that_is_too_small_is_an_error_with_the_numbers(tmp_path: Path) -> None:
     with pytest.raises(
         UserError,
-        match=r"max_bytes: the shards take [0-9,]+ bytes \(\d+ shards\), allowed are 1,000",
+        match=r"max_bytes: the shards take [0-9.]+ kB \(\d+ shards\), allowed are 1 kB",
     ):
         _plan(tmp_path, {"a": _rows(50, seed=0)}, budget=1000)
     assert not (tmp_path / "tokens" / "shards").exists()
@@ -259,7 +268,7 @@ def test_a_disk_that_is_too_full_is_an_error_with_the_numbers(
     assert needed > sum(shard.bytes for shard in plan.shards)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed - 1))
-    with pytest.raises(UserError, match=f"take {needed:,} bytes, the disk has {needed - 1:,} free"):
+    with pytest.raises(UserError, match=said(needed, needed - 1)):
         _plan(tmp_path, {"a": _rows(100, seed=0)})
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     captured = tmp_path / SPEC.folder_name / "shards" / f"{plan.shards[0].shard_id}.safetensors"
@@ -291,7 +300,7 @@ def test_before_a_server_starts_the_disk_needs_room_for_what_is_not_yet_written(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed))
     check_missing(plan, capture_folder=capture.folder)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed - 1))
-    with pytest.raises(UserError, match=f"take {needed:,} bytes, the disk has {needed - 1:,} free"):
+    with pytest.raises(UserError, match=said(needed, needed - 1)):
         check_missing(plan, capture_folder=capture.folder)
 
 

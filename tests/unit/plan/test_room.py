@@ -9,6 +9,7 @@ from captured import capture, plan_of, tiny_model, verify, write
 from draftstates.errors import UserError
 from draftstates.paths import Capture
 from draftstates.plan.room import check_missing, check_room, kept_bytes, work_bytes
+from draftstates.plan.words import of_bytes
 from draftstates.shards.compact import Storage
 from draftstates.shards.compacting import store_compact
 
@@ -52,10 +53,12 @@ def test_the_shards_in_work_need_room_too(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=work + 6))
     room = check_room(NAMES, [1, 2, 3], budget=work + 6, **asked)
     assert (room.needed, room.present) == (work + 6, 0)
-    with pytest.raises(UserError, match="max_bytes: the shards take 196 bytes"):
+    with pytest.raises(
+        UserError, match="max_bytes: the shards take 196 B .3 shards., allowed are 195 B: allow 1 B"
+    ):
         check_room(NAMES, [1, 2, 3], budget=work + 5, **asked)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=work + 5))
-    with pytest.raises(UserError, match="take 196 bytes, the disk has 195 free"):
+    with pytest.raises(UserError, match="take 196 B, the disk has 195 B free: make room for 1 B"):
         check_room(NAMES, [1, 2, 3], budget=None, **asked)
 
 
@@ -95,7 +98,7 @@ def test_before_a_server_starts_a_captured_file_that_waits_counts_as_written(
         check_missing(plan, capture_folder=folder, form=TOP)
 
     check(needed)
-    with pytest.raises(UserError, match=f"take {needed:,} bytes"):
+    with pytest.raises(UserError, match=f"take {of_bytes(needed)}, .* room for 1 B more"):
         check(needed - 1)
     size = write(captured, folder / "shards").shard.stat().st_size
     check(needed - size)

@@ -20,10 +20,11 @@ def test_a_manifest_of_an_earlier_plan_is_not_shown_as_the_result(
     run_cli("accounting", "--results", tmp_path)
     assert f"manifest: {manifest}" in capsys.readouterr().out
     kept = manifest_with([files.shard_id])
-    lossy = dataclasses.replace(kept.totals, not_used={"metadata": 1204})
+    lossy = dataclasses.replace(kept.totals, not_used={"metadata": 1204, "a\x1b[2J": 1})
     dataclasses.replace(kept, totals=lossy).publish(manifest)
     run_cli("accounting", "--results", tmp_path)
-    assert "\nnot used, metadata: 1,204 rows\n" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "\nnot used, metadata: 1,204 rows\nnot used, a⟨U+001B⟩[2J: 1 rows\n1 shard, " in said
     manifest_with(["0" * 32]).publish(manifest)
     run_cli("accounting", "--results", tmp_path)
     said = capsys.readouterr().out

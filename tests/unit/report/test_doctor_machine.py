@@ -122,6 +122,9 @@ def test_the_slower_of_server_and_disk_is_the_limit(
     said = forecast(ROOMY, configuration, WORK, compare(ROOMY, configuration, WORK))
     assert limit in said.limit
     assert said.seconds == pytest.approx(seconds, rel=1e-4)
+    done = dataclasses.replace(WORK, tokens=0, bytes=0)
+    said = forecast(ROOMY, configuration, done, compare(ROOMY, configuration, done))
+    assert (said.limit, said.seconds) == ("Nothing is left to capture.", 0)
     unplanned = dataclasses.replace(WORK, tokens=None, bytes=None)
     checks = compare(ROOMY, configuration, unplanned)
     assert {check.name: check.verdict for check in checks}["disk"] == "unknown"

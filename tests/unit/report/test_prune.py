@@ -62,9 +62,9 @@ def prune(results: Path, *flags: str) -> str:
 def test_without_delete_it_only_says_what_it_would_remove(results: Path) -> None:
     before = files(results)
     said = prune(results)
-    assert f"m-12345678/{STALE}  20 bytes" in said
+    assert f"m-12345678/{STALE}  20 B" in said
     assert f"m-00000000/{STALE}" in said
-    assert "2 shards and 0 unfinished ones, 40 bytes to remove" in said
+    assert "2 shards and 0 unfinished ones, 40 B to remove" in said
     assert LISTED not in said
     assert PLANNED not in said
     assert files(results) == before
@@ -159,12 +159,12 @@ def test_what_a_killed_job_was_building_goes_whatever_the_plan_and_a_manifest_sa
     (folders[1] / "lock").unlink()
     os.utime(folders[1], times=(0, 0))
     said = prune(results)
-    assert all(f"{folder.relative_to(results)}  7 bytes" in said for folder in folders)
-    assert "2 shards and 2 unfinished ones, 54 bytes to remove: run again with --delete" in said
+    assert all(f"{folder.relative_to(results)}  7 B" in said for folder in folders)
+    assert "2 shards and 2 unfinished ones, 54 B to remove: run again with --delete" in said
     assert all(folder.exists() for folder in folders), "without --delete it only says so"
-    assert "2 shards and 2 unfinished ones, 54 bytes removed" in prune(results, "--delete")
+    assert "2 shards and 2 unfinished ones, 54 B removed" in prune(results, "--delete")
     assert not any(folder.exists() for folder in folders)
-    assert "0 shards and 0 unfinished ones, 0 bytes to remove" in prune(results)
+    assert "0 shards and 0 unfinished ones, 0 B to remove" in prune(results)
 
 
 def test_what_a_living_job_builds_stays_whoever_sees_its_lock(results: Path) -> None:

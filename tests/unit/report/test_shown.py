@@ -7,8 +7,10 @@ import pytest
 from results_tree import HOSTILE, WordTokenizer, make_results
 from token_kit import chat, template, tokenise
 
+from draftstates.errors import visible
 from draftstates.paths import Results
-from draftstates.report.shown import choose, pieces, shown_samples, turns, visible
+from draftstates.report.page import as_json
+from draftstates.report.shown import choose, pieces, shown_samples, turns
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +68,15 @@ def test_long_samples_are_cut_in_their_middle_and_few_fit_the_bytes() -> None:
 def test_a_sample_larger_than_the_bytes_is_shown_alone() -> None:
     sample = {"sample_id": "a" * 32, "row": 0, "input_ids": [20] * 50, "loss_mask": [1] * 50}
     assert len(shown_samples([("x", sample)] * 2, WordTokenizer(), why={}, most_bytes=10)) == 1
+
+
+def test_the_bytes_are_those_of_the_page_where_each_angle_takes_six() -> None:
+    # a tag is the tokenizer's eleventh token
+    sample = {"sample_id": "a" * 32, "row": 0, "input_ids": [11] * 50, "loss_mask": [1] * 50}
+    samples = [("x", sample)] * 40
+    found = shown_samples(samples, WordTokenizer(), why={}, most_bytes=40_000)
+    assert 1 < len(found) < 40
+    assert len(as_json(found).encode()) <= 40_000
 
 
 @pytest.mark.parametrize("text", HOSTILE)

@@ -17,7 +17,7 @@ def logger(tmp_path: Path):
     stream = io.StringIO()
     logger.addHandler(logging.StreamHandler(stream))
     logger.addHandler(logging.FileHandler(tmp_path / "log"))
-    quieten(logger.handlers)
+    quieten(logger.handlers, rewrite=True)
     yield logger, lambda: stream.getvalue().splitlines(), tmp_path / "log"
     logger.handlers[1].close()
 

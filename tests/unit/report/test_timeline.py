@@ -1,7 +1,9 @@
 """Times of a run: from benchmark files and logs, of the last run alone."""
 
 import os
+import shutil
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,60 @@ def test_rates_hold_the_tokens_of_the_servers_log(plan: Plan, tmp_path: Path) ->
     tokens = sum(row["per_second"] * (row["end"] - row["start"]) for row in found["rates"])
     assert tokens == pytest.approx(sum(40 + at for at in range(0, 40, 4)), rel=0.01)
     assert max(row["queue"] for row in found["rates"]) == 2
+
+
+@pytest.mark.parametrize("hours", [5.5, -8, 0])
+def test_a_log_of_another_time_zone_gives_the_same_rates(
+    plan: Plan, tmp_path: Path, hours: float
+) -> None:
+    """A container may log in UTC, whatever the host's time zone is."""
+    log = Results(tmp_path).server_log
+    same, written = timeline(Results(tmp_path), plan)["rates"], log.stat().st_mtime
+    log.write_text("".join(map(partial(moved, seconds=3600 * hours), log.open())))
+    os.utime(log, (written, written))
+    assert timeline(Results(tmp_path), plan)["rates"] == same
+
+
+def moved(line: str, *, seconds: float) -> str:
+    """Return a line of a log whose clock differs."""
+    at = time.mktime(time.strptime(line[1:20], "%Y-%m-%d %H:%M:%S")) + seconds
+    return f"[{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))}{line[20:]}"
+
+
+def test_a_clock_that_goes_back_loses_no_tokens(plan: Plan, tmp_path: Path) -> None:
+    log = Results(tmp_path).server_log
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join([*lines[:5], *(moved(line, seconds=-10) for line in lines[5:])]))
+    rates = timeline(Results(tmp_path), plan)["rates"]
+    assert all(row["per_second"] >= 0 and row["end"] > row["start"] for row in rates)
+    tokens = sum(row["per_second"] * (row["end"] - row["start"]) for row in rates)
+    assert tokens == pytest.approx(sum(40 + at for at in range(0, 40, 4)), rel=0.01)
+
+
+def test_a_log_of_no_job_of_the_run_is_not_drawn(plan: Plan, tmp_path: Path) -> None:
+    log = Results(tmp_path).server_log
+    log.write_text("".join(moved(line, seconds=90_000) for line in log.open()))
+    os.utime(log, (time.time() + 90_000,) * 2)
+    rates = timeline(Results(tmp_path), plan)["rates"]
+    assert {row["server"] for row in rates} == {"all servers"}
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-3", "-"])
+def test_a_benchmark_without_a_time_is_left_out(plan: Plan, tmp_path: Path, seconds: str) -> None:
+    results = Results(tmp_path)
+    path = results.benchmark(plan.capture_folder, "extract", plan.shards[0].shard_id)
+    path.write_text(f"s\th:m:s\n{seconds}\t0:00:18\n")
+    assert timeline(results, plan)["stages"]["extract"] == {"jobs": 1, "seconds": 18.0}
+
+
+def test_the_rates_of_many_servers_are_few(plan: Plan, tmp_path: Path) -> None:
+    log = Results(tmp_path).server_log
+    for number in range(300):
+        shutil.copy2(log, log.with_name(f"server.{number}.log"))
+    rates = timeline(Results(tmp_path), plan)["rates"]
+    assert len({row["server"] for row in rates}) == 301 and len(rates) < 301 * 14
+    tokens = sum(row["per_second"] * (row["end"] - row["start"]) for row in rates)
+    assert tokens == pytest.approx(301 * sum(40 + at for at in range(0, 40, 4)), rel=0.05)
 
 
 def test_without_logs_each_shard_has_its_mean_rate(plan: Plan, tmp_path: Path) -> None:

@@ -238,10 +238,11 @@ def test_hours_are_those_of_what_is_still_to_be_captured() -> None:
     assert hours(plan, None) is None
     assert (
         forecast(plan, 2.0)
-        == "7,200 tokens in 1 shards; 30 B to write, 10 B written, 99 B free; about 45 min at 2"
+        == "7,200 tokens in 1 shard; 30 B to write, 10 B written, 99 B free; about 45 min at 2"
         " tokens/s"
     )
     assert "about" not in forecast(plan, None)
+    assert "about" not in forecast(dataclasses.replace(plan, bytes_needed=0), 2.0)
 
 
 def test_the_command(planned, tmp_path, demo_model, capsys) -> None:
