@@ -165,6 +165,7 @@ def capture(
     samples: Sequence[np.ndarray],
     *,
     kind: str = "c",
+    prefix: bool = False,
     segments: Segments | None = None,
     compared: Collection[int] = (),
     tokens_in_flight: int = 8192,
@@ -188,6 +189,7 @@ def capture(
             shared=places.shared(i),
             owners=tuple(int(places.ends[owner]) for owner in places.owners(i)),
             kind=kind,
+            prefix=prefix,
             compared=i in compared,
         )
         for i, sample in enumerate(samples)

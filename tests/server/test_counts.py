@@ -39,7 +39,7 @@ def test_the_last_token_of_the_vocabulary_is_captured_as_a_prefix(server: Runnin
     last = ModelFolder(server.model).vocab_size - 1
     sample = random_ids(40, seed=40, vocabulary=VOCABULARY)
     sample[20] = last
-    _, captured, refused = capture(server, [sample], kind=protocol.SELF_TEST)
+    _, captured, refused = capture(server, [sample], prefix=True)
     assert not refused
     token, logprob = captured[0].rows[19][-1]
     assert token == last and -100 < logprob < 0
