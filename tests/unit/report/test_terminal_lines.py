@@ -221,8 +221,9 @@ def test_a_terminal_shows_the_present_line_and_the_log_gets_one_a_minute(
     watch = Watch(results, RunFolder(results / ".server/run-1"), JobsInWork())
     say_each_minute(watch, logger, live)
     wait_until(lambda: (tmp_path / "log").read_text().startswith("capture: 20 of 400"))
-    text = screen.seen()
-    assert text.startswith("capture: 20 of 400") and "\n" not in text, text
+    # the terminal gets its line behind the log
+    wait_until(lambda: screen.seen().startswith("capture: 20 of 400"))
+    assert "\n" not in screen.seen()
     live[0].end()
     file.close()
 
