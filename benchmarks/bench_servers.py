@@ -75,36 +75,28 @@ def own_servers(
     flags: list[str],
     logs: Path,
     *,
-    needed: Collection[str] | None = None,
+    needed: Collection[str],
 ) -> dict[str, list[Running]]:
-    """Start the servers `plain`, with --to `capture`, and with --graphs `graphs`.
-
-    Where prefixes are reused, `reusing` captures with a radix cache and `cached` has one and does
-    not capture. All start at the same time, because a start mostly waits.
+    """Start servers at the same time, because a start mostly waits.
 
     Args:
-        needed: start these alone.
+        needed: of `plain`, `capture`, `graphs` (without the plug-in, with the CUDA graphs of
+            --graphs), `cached` (without the plug-in, with a radix cache) and `reusing` (captures
+            with a radix cache).
     """
     common = {"folder": arguments.model, "log_folder": logs, "root": arguments.root}
     native = ["--enable-return-hidden-states"] if arguments.native else []
-    starts = {"plain": serve(spec, plugin=False, base_flags=flags, flags=native, **common)}
-    if arguments.to:
-        starts["capture"] = serve(
-            spec, base_flags=flags, queue={"queue_bytes": arguments.queue_bytes}, **common
-        )
-    if getattr(arguments, "reuse_prefixes", False):
-        starts["cached"] = serve(spec, plugin=False, base_flags=flags, radix_cache=True, **common)
-        starts["reusing"] = serve(
-            spec,
-            base_flags=flags,
-            radix_cache=True,
-            queue={"queue_bytes": arguments.queue_bytes},
-            **common,
-        )
-    if arguments.graphs is not None:
-        starts["graphs"] = serve(spec, plugin=False, base_flags=arguments.graphs.split(), **common)
-    if needed is not None:
-        starts = {name: start for name, start in starts.items() if name in needed}
+    graphs = (arguments.graphs or "").split()
+    queue = {"queue_bytes": arguments.queue_bytes}
+    # none of them starts before it is entered
+    all_starts = {
+        "plain": serve(spec, plugin=False, base_flags=flags, flags=native, **common),
+        "capture": serve(spec, base_flags=flags, queue=queue, **common),
+        "cached": serve(spec, plugin=False, base_flags=flags, radix_cache=True, **common),
+        "reusing": serve(spec, base_flags=flags, radix_cache=True, queue=queue, **common),
+        "graphs": serve(spec, plugin=False, base_flags=graphs, **common),
+    }
+    starts = {name: start for name, start in all_starts.items() if name in needed}
     with ThreadPoolExecutor(len(starts)) as pool:
         return {
             name: [server]

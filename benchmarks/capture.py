@@ -374,7 +374,12 @@ def main() -> None:
             # a leased server writes only below its results
             targets = {name: str(leased[0].endpoint.root / "bench") for name in targets}
         else:
-            servers = own_servers(stack, spec, arguments, flags, logs)
+            needed = {"plain"}
+            if arguments.to:
+                needed.add("capture")
+            if arguments.graphs is not None:
+                needed.add("graphs")
+            servers = own_servers(stack, spec, arguments, flags, logs, needed=needed)
         stack.enter_context(turn(arguments.turn))
         trees = {
             name: server.process.pid for name, (server, *_) in servers.items() if server.process

@@ -77,7 +77,7 @@ def main() -> None:
         help=f"joined by +, with `plain, cached`; default: {'+'.join(SERVERS)}",
     )
     arguments = parser.parse_args()
-    arguments.native, arguments.graphs, arguments.reuse_prefixes = 0, None, True
+    arguments.native, arguments.graphs = 0, None
     flags = CPU_FLAGS if arguments.flags is None else arguments.flags.split()
     model = ModelFolder(arguments.model)
     structure = json.loads(arguments.structure.read_text())[: arguments.conversations]

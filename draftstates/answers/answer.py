@@ -52,8 +52,8 @@ def answer_chunk(
             output of a job that is killed at its end.
 
     Returns:
-        Figures: answers, those that were there already, sampled tokens and seconds; None where a
-        server is needed and there is none.
+        Figures: answers, those that were there already, sampled tokens and seconds; None if an
+        answer is missing on the disk and `url` is None.
 
     Raises:
         UserError: the chunk is not in the document, or the server has failed; or names the

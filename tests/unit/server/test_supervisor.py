@@ -515,16 +515,22 @@ def test_a_self_test_that_cannot_be_started_refuses_the_server(
     assert not tested.ready
 
 
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
+    """The servers that supervisors on this machine have started."""
+    started: list[Engine] = []
+
+    def start_one(_: ServerSettings, *, replica: int, **__: object) -> Engine:
+        started.append(Engine(replica))
+        return started[-1]
+
+    monkeypatch.setattr("draftstates.server.supervisor.LocalServer", start_one)
+    return started
+
+
 def test_a_replica_that_dies_before_the_others_are_ready_does_not_start_all_again_for_ever(
-    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: RunFolder, engines: list[Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engines: list[Engine] = []
-
-    def made(_: ServerSettings, *, replica: int, **__: object) -> Engine:
-        engines.append(Engine(replica))
-        return engines[-1]
-
-    monkeypatch.setattr("draftstates.server.supervisor.LocalServer", made)
     monkeypatch.setattr(
         "draftstates.server.replica.health",
         # the second loads on
@@ -542,15 +548,8 @@ def test_a_replica_that_dies_before_the_others_are_ready_does_not_start_all_agai
 
 
 def test_servers_that_are_no_longer_wanted_take_one_that_was_to_start_again_along(
-    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: RunFolder, engines: list[Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engines: list[Engine] = []
-
-    def made(_: ServerSettings, *, replica: int, **__: object) -> Engine:
-        engines.append(Engine(replica))
-        return engines[-1]
-
-    monkeypatch.setattr("draftstates.server.supervisor.LocalServer", made)
     monkeypatch.setattr("draftstates.server.replica.health", lambda *_, **__: None)
     request = Request(run.leases, local_settings(tmp_path, replicas=2))
     supervisor = start(run)
